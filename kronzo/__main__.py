@@ -1,0 +1,5 @@
+"""`python -m kronzo`."""
+
+from kronzo.cli import main
+
+main()
