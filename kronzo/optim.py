@@ -1,0 +1,354 @@
+"""The torch optimizer that every zeroth-order method is: a search space, a rule, and the order of probing.
+
+No method's mathematics stands here: spaces/ says where to search, rules.py what to do with the coefficients, search.py
+how the weights move, noise.py what is drawn.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from kronzo.advice import StepReport, warn_once
+from kronzo.errors import InputError
+from kronzo.noise import Law, Noise, Source
+from kronzo.rules import Outcome, Rule, WindowRule
+from kronzo.search import Entry, Search, compute_dtype
+from kronzo.settings import Settings, rule_of
+from kronzo.spaces.base import Family, Space
+from kronzo.trial import OpenStep
+from kronzo.validation import check_group, check_values, resolution_of, same_tensor_once, whole
+
+
+class ZeroOrder(torch.optim.Optimizer):
+    """Zeroth-order optimizer over any search space with any rule.
+
+    One step draws directions Z_1..Z_q, measures c_i = [L(theta + eps Z_i) - L(theta - eps Z_i)] / (2 eps) by forward
+    passes only, and moves theta by -lr times what the rule makes of the c_i Z_i. E[vec Z vec Z^T] = I in every space of
+    ours, so E[c Z] is the gradient and lr, eps mean the same everywhere. Prefer `torch.optim` whenever a backward pass
+    fits in memory.
+
+    Args:
+        params: tensors, (name, tensor) pairs or groups. Group keys: lr, eps, scale, weight_decay. The probe moves a
+            weight of group g by eps_g scale_g Z, the update by -lr_g (eps_0 / eps_g) c scale_g Z.
+        space: family of search spaces, a callable shape -> Space (see `kronzo.spaces`).
+        lr: learning rate, a number or 0-dim tensor >= 0.
+        eps: radius of the probe > 0.
+        rule: "average", "directional" (Algorithm 2), "normalized", or a `Rule`.
+        directions: q >= 1.
+        refresh_every: steps for which the kept factors live; 0 keeps them for good.
+        window: h, length of the acceptance window of the directional rule.
+        window_rule: "sliding", "replace_max" or "accepted", see `kronzo.rules.Directional`.
+        data: "shared": every forward sees the same batch; "split": closure(i) is the loss of slice i.
+        momentum: in [0, 1): EMA of the averaged step in the coordinates of the space.
+        weight_decay: decoupled, lr * weight_decay, matrices only, once before the step's first forward.
+        restore: "arithmetic" returns by the opposite sweep (no memory, float32 rounding); "snapshot" is bit-exact and
+            doubles the weights; "auto" takes arithmetic for float32 and float64, snapshot below.
+        noise: where dense noise is drawn, "portable" (CPU, equal everywhere) or "device"; None takes device on GPUs.
+        law: "normal" or "rademacher" coordinates.
+        maximize: climb instead of descend.
+        seed: of all noise; equal seeds give equal directions.
+
+    Raises:
+        InputError: for anything that cannot work, at construction.
+
+    Cost of a step: see `forwards_per_step`; 2q+1 sweeps over the weights when averaging, 3q+1 when directional.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        space: Family,
+        *,
+        lr: float | Tensor = 1e-3,
+        eps: float = 1e-3,
+        rule: str | Rule = "average",
+        directions: int = 1,
+        refresh_every: int = 0,
+        window: int = 10,
+        window_rule: WindowRule = "sliding",
+        data: Literal["shared", "split"] = "shared",
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        restore: Literal["auto", "arithmetic", "snapshot"] = "auto",
+        noise: Source | None = None,
+        law: Law = "normal",
+        maximize: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.settings = Settings(
+            rule_of(rule, window_rule), directions, refresh_every, window, data, momentum, restore, noise, law, maximize
+        )
+        whole("seed", seed, 0)
+        self.family = space
+        self._search: Search | None = None
+        self._open: OpenStep | None = None
+        self._undo: dict[Entry, tuple[dict[str, Tensor], Tensor | None]] = {}
+        self._buffers: list[Tensor] = []
+        self._warned: set[str] = set()
+        self.last: StepReport | None = None
+        defaults: dict[str, Any] = {"lr": lr, "eps": eps, "scale": 1.0, "weight_decay": weight_decay}
+        defaults |= {"seed": seed, "step": 0, "window": [math.inf] * window}
+        super().__init__(same_tensor_once(params), defaults)
+        if noise is None:
+            on_cpu = all(p.device.type == "cpu" for group in self.param_groups for p in group["params"])
+            self.settings = replace(self.settings, noise="portable" if on_cpu else "device")
+
+    # ------------------------------------------------------------------ groups and state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; they get kept factors at once, so that state_dict is complete from construction."""
+        if getattr(self, "_open", None) is not None:
+            raise InputError("add_param_group between estimate() and step(): finish the step first.")
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        group.update({key: self.param_groups[0][key] for key in ("seed", "step", "window")})
+        check_group(group)
+        index = sum(len(g["params"]) for g in self.param_groups[:-1])
+        refresh = self.settings.refresh_every
+        drawn_at = group["step"] // refresh * refresh if refresh else 0
+        for offset, parameter in enumerate(group["params"]):
+            self._start_state(parameter, self.family(parameter.shape), index + offset, drawn_at)
+        self._search = None
+
+    def _start_state(self, parameter: Tensor, space: Space, index: int, step: int) -> None:
+        state = self.state[parameter]
+        state.update(self._draw_kept(parameter, space, index, step))
+        state["refreshed"] = torch.tensor(step)
+        if self.settings.momentum:
+            shape = space.coordinates if space.coordinates is not None else space.matrix
+            state["momentum"] = torch.zeros(shape, dtype=compute_dtype(parameter.dtype), device=parameter.device)
+
+    def _draw_kept(self, parameter: Tensor, space: Space, index: int, step: int) -> dict[str, Tensor]:
+        noise = Noise(self.param_groups[0]["seed"], step)
+        kept = space.make_kept(lambda k, shape: noise.kept(index, k, shape))
+        return {key: v.to(parameter.device, compute_dtype(parameter.dtype)) for key, v in kept.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load; float32 factors stay float32 beside weights of lower precision (torch would round them)."""
+        mine = [len(g["params"]) for g in self.param_groups]
+        theirs = [len(g["params"]) for g in state_dict["param_groups"]]
+        if mine != theirs:
+            raise InputError(
+                f"the state has groups of {theirs} parameters, this optimizer {mine}: load the matching one."
+            )
+        shapes = self._state_shapes()
+        super().load_state_dict(copy.deepcopy(state_dict))
+        order = [i for g in state_dict["param_groups"] for i in g["params"]]
+        parameters = [p for g in self.param_groups for p in g["params"]]
+        for i, parameter, expected in zip(order, parameters, shapes, strict=True):
+            saved = state_dict["state"].get(i, {})
+            found = {k: tuple(v.shape) for k, v in saved.items()}
+            if found != expected:
+                raise InputError(
+                    f"the state of parameter {i} holds {found}, this optimizer needs {expected}: it was saved by "
+                    "another method, rank, factor rule or momentum; build the optimizer with the settings of the run."
+                )
+            for key, value in saved.items():
+                device = value.device if key == "refreshed" else parameter.device
+                self.state[parameter][key] = value.detach().clone().to(device)
+        self._search, self._open = None, None
+
+    def _state_shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        parameters = [p for g in self.param_groups for p in g["params"]]
+        return [{k: tuple(v.shape) for k, v in self.state[p].items()} for p in parameters]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides the next steps: seed, step, kept factors, window, momentum."""
+        if self._open is not None:
+            raise InputError("state_dict() between estimate() and step(): the step is half done; call step() first.")
+        return super().state_dict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        extra = ("family", "settings", "last", "_buffers", "_warned")
+        return {
+            **super().__getstate__(),
+            **{k: self.__dict__[k] for k in extra},
+            "_search": None,
+            "_open": None,
+            "_undo": {},
+        }
+
+    def attach(self, model: nn.Module) -> ZeroOrder:
+        """Name the model, so that buffers its forward changes (BatchNorm) are put back between probes."""
+        self._buffers = list(model.buffers())
+        return self
+
+    # ------------------------------------------------------------------ stepping
+
+    @property
+    def forwards_per_step(self) -> int:
+        """Closure calls of one step."""
+        return self.settings.rule.forwards(self.settings.directions)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[..., Any] | None = None) -> Tensor:  # type: ignore[override]
+        """One step.
+
+        Args:
+            closure: forward only; returns the loss, a 0-dim tensor or a number. Under split data it is called as
+                closure(i). Without one, the step that `estimate` has prepared is taken.
+
+        Returns:
+            The loss at theta (averaging: the mean of the two-sided losses), a detached 0-dim float32 tensor.
+
+        Raises:
+            InputError: nothing to do, or the closure returned something that is not one number. Whatever the closure
+                raises goes through; weights, random streams and the optimizer's state are then as before the step.
+        """
+        if closure is not None and self._open is not None:
+            raise InputError("step(closure) after estimate(): call step() without a closure to take the prepared step.")
+        if closure is None and self._open is None:
+            raise InputError("step() with nothing pending: pass a closure, or call estimate(closure) first.")
+        try:
+            current = self._open or self._begin()
+            window = self.param_groups[0]["window"]
+            outcome = current.conclude(window) if closure is None else current.run(closure, window)
+            outcome = self._within_format(outcome)
+            current.search.settle(outcome.update, self.settings.momentum)
+        except BaseException:
+            self._abandon()
+            raise
+        return self._commit(current, outcome)
+
+    @torch.no_grad()
+    def estimate(self, closure: Callable[..., Any]) -> Tensor:
+        """Measure one micro-batch for the directions of the next bare `step()`; equal weights to all calls.
+
+        Returns:
+            The loss, as `step` does. The directional rule compares candidates on the whole batch: there the closure is
+            evaluated once at theta, kept, and measured in `step()`, so it must still be callable then.
+        """
+        try:
+            loss = (self._open or self._begin()).estimate(closure)
+        except BaseException:
+            self._abandon()
+            raise
+        return (self._sign * loss).float()
+
+    @property
+    def _sign(self) -> float:
+        return -1.0 if self.settings.maximize else 1.0
+
+    def _begin(self) -> OpenStep:
+        """Refresh what is due, decay, and stand at theta."""
+        first = self.param_groups[0]
+        for group in self.param_groups:
+            check_values(group)
+        step, refresh = first["step"], self.settings.refresh_every
+        search = self._searching()
+        self._undo = {entry: (dict(entry.kept), entry.momentum) for entry in search.entries}
+        if refresh and step and step % refresh == 0:
+            for entry in search.entries:
+                self._refresh(entry, step)
+        search.begin(
+            Noise(first["seed"], step, self.settings.law, self.settings.noise or "portable"), float(first["eps"])
+        )
+        devices = list({entry.parameter.device for entry in search.entries})
+        s = self.settings
+        self._open = OpenStep(
+            search, s.rule, s.directions, float(first["eps"]), s.data == "split", self._sign, devices, self._buffers
+        )
+        return self._open
+
+    def _refresh(self, entry: Entry, step: int) -> None:
+        old = entry.kept
+        entry.kept = self._draw_kept(entry.parameter, entry.space, entry.index, step)
+        if entry.momentum is not None and old:
+            entry.momentum = entry.space.carry(entry.momentum, old, entry.kept)
+
+    def _searching(self) -> Search:
+        """The search over the parameters that require gradients now; made again when that set has changed."""
+        trainable = [p for g in self.param_groups for p in g["params"] if p.requires_grad and p.numel()]
+        current = [] if self._search is None else [entry.parameter for entry in self._search.entries]
+        if self._search is not None and list(map(id, trainable)) == list(map(id, current)):
+            return self._search
+        if not trainable:
+            raise InputError("no parameter requires grad: unfreeze one, or pass others.")
+        entries, index = [], 0
+        for group in self.param_groups:
+            names = group.get("param_names", [])
+            for k, p in enumerate(group["params"]):
+                if p.requires_grad and p.numel():
+                    state = self.state[p]
+                    kept = {key: v for key, v in state.items() if key not in ("refreshed", "momentum")}
+                    name = names[k] if k < len(names) else f"parameter {index}"
+                    space = self.family(p.shape)
+                    entries.append(Entry(p, space, index, group, name, kept, state.get("momentum")))
+                index += 1
+        restore = self.settings.restore
+        low = any(p.dtype not in (torch.float32, torch.float64) for p in trainable)
+        self._search = Search(entries, restore == "snapshot" or (restore == "auto" and low))
+        return self._search
+
+    def _within_format(self, outcome: Outcome) -> Outcome:
+        """No move when the step would leave the range of the weights' number format."""
+        search = self._searching()
+        widest = min(torch.finfo(entry.parameter.dtype).max for entry in search.entries) / 100
+        unit = max(search.factor(section.group, "update") for section in search.sections)
+        length = max((abs(c) for c in outcome.update.values()), default=0.0) * unit
+        if length <= widest:
+            return outcome
+        return replace(outcome, update={}, accepted=False, reason="the step exceeds the weights' number format")
+
+    def _commit(self, current: OpenStep, outcome: Outcome) -> Tensor:
+        """Make the step part of the state and report it."""
+        for entry in current.search.entries:
+            state = self.state[entry.parameter]
+            if entry.kept:
+                state.update(entry.kept)
+            if entry.momentum is not None:
+                state["momentum"] = entry.momentum
+        first = self.param_groups[0]
+        step = first["step"]
+        if self.settings.refresh_every and step and step % self.settings.refresh_every == 0:
+            for entry in current.search.entries:
+                self.state[entry.parameter]["refreshed"].fill_(step)
+        for group in self.param_groups:
+            group["step"], group["window"] = step + 1, list(outcome.window)
+        resolution = resolution_of(outcome.loss, current.loss_dtype, current.eps)
+        losses = (outcome.loss, outcome.candidate_loss, outcome.threshold)
+        loss, candidate, threshold = (None if v is None else self._sign * v for v in losses)
+        assert loss is not None
+        self.last = StepReport(
+            step, loss, outcome.coefficients, outcome.accepted, candidate, threshold, current.forwards,
+            current.search.sweeps, resolution, outcome.reason,
+        )  # fmt: skip
+        self._open = None
+        warn_once(self._warned, self.last, current)
+        return torch.tensor(loss, dtype=torch.float32)
+
+    def _abandon(self) -> None:
+        """Everything as before the step."""
+        if self._open is not None:
+            self._open.search.abandon()
+            self._open = None
+        for entry, (kept, momentum) in self._undo.items():
+            entry.kept, entry.momentum = kept, momentum
+        self._undo = {}
+
+    # ------------------------------------------------------------------ looking
+
+    def space_of(self, parameter: Tensor) -> Space:
+        """The search space of a parameter: shapes, stored numbers, attainable rank."""
+        if not any(parameter is p for g in self.param_groups for p in g["params"]):
+            raise InputError("space_of: this tensor is not one of the optimizer's parameters.")
+        return self.family(parameter.shape)
+
+    @torch.no_grad()
+    def direction(self, parameter: Tensor, i: int) -> Tensor:
+        """Dense Z of direction i of the last step, in the parameter's shape: for tests and teaching."""
+        entries = [] if self.last is None or self._search is None else self._search.entries
+        entry = next((e for e in entries if e.parameter is parameter), None)
+        if self._search is None or entry is None or not 0 <= i < self.settings.directions:
+            raise InputError(
+                f"direction(parameter, {i}): needs a step taken, one of the optimizer's parameters, and a number below "
+                f"directions={self.settings.directions}."
+            )
+        return self._search.direction(entry, i).view(parameter.shape)

@@ -1,0 +1,134 @@
+"""One step in progress: closures evaluated at positions around theta, and what undoes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kronzo.errors import InputError
+from kronzo.noise import Scalar
+from kronzo.randomstate import Repeater
+from kronzo.rules import Outcome, Rule
+from kronzo.search import Kind, Search
+from kronzo.validation import loss_tensor
+
+FARTHEST = 64.0
+"""Farthest candidate, in units of Z, that arithmetic restore evaluates: float32 could not come back from beyond."""
+
+
+class OpenStep:
+    """The `Trial` that a rule looks around with.
+
+    Args:
+        search: the weights, begun.
+        rule: what measures and decides.
+        directions: q.
+        eps: the first group's radius.
+        split: every direction sees its own slice of the batch.
+        sign: -1 to maximise.
+        devices: whose random states a closure may use.
+        buffers: tensors that a forward may change.
+    """
+
+    def __init__(
+        self,
+        search: Search,
+        rule: Rule,
+        directions: int,
+        eps: float,
+        split: bool,
+        sign: float,
+        devices: Sequence[torch.device],
+        buffers: Sequence[Tensor],
+    ) -> None:
+        self.search, self.rule, self.directions, self.eps = search, rule, directions, eps
+        self.split, self.sign, self.devices, self.buffers = split, sign, devices, buffers
+        self.closures: list[Repeater] = []
+        self.active: list[Repeater] = []
+        self.measured: list[Tensor] = []
+        self.forwards = 0
+        self.loss_dtype = torch.float64
+
+    def estimate(self, closure: Callable[..., Any]) -> Tensor:
+        """Join a micro-batch: measured now, or kept and measured with all the others when candidates are compared."""
+        self._join(closure)
+        try:
+            if self.rule.whole_step:
+                loss = self.loss("probe", {}, None)
+            else:
+                rows = self.rule.measure(self)
+                self.measured.append(rows)
+                self.search.restore()
+                loss = rows[0, 1] if self.rule.one_sided else rows.mean()
+        except BaseException:
+            self.closures[-1].leave(completed=False)
+            raise
+        self.closures[-1].leave(completed=True)
+        return loss
+
+    def run(self, closure: Callable[..., Any], window: list[float]) -> Outcome:
+        """A whole step on one closure."""
+        self._join(closure)
+        try:
+            self.measured.append(self.rule.measure(self))
+            outcome = self._decide(window)
+        except BaseException:
+            self.closures[-1].leave(completed=False)
+            raise
+        self.closures[-1].leave(completed=True)
+        return outcome
+
+    def conclude(self, window: list[float]) -> Outcome:
+        """The outcome of the micro-batches that `estimate` has joined."""
+        if not self.rule.whole_step:
+            return self._decide(window)
+        self.active = self.closures
+        here = Repeater(None, self.devices, self.buffers)
+        try:
+            self.measured.append(self.rule.measure(self))
+            return self._decide(window)
+        finally:
+            here.leave(completed=False)
+
+    def _join(self, closure: Callable[..., Any]) -> None:
+        self.closures.append(Repeater(closure, self.devices, self.buffers))
+        self.active = self.closures[-1:]
+
+    def _decide(self, window: list[float]) -> Outcome:
+        rows = torch.stack(self.measured).mean(0)
+        return self.rule.decide(rows.tolist(), self.eps, window)
+
+    # ------------------------------------------------------------------ what a rule may do
+
+    def loss(self, kind: Kind, combination: Mapping[int, Scalar], part: int | None) -> Tensor:
+        """The mean loss of the active closures at a position, negated to maximise."""
+        self.search.goto(kind, combination)
+        losses = [self._evaluate(closure, part) for closure in self.active]
+        return self.sign * (losses[0] if len(losses) == 1 else torch.stack(losses).mean())
+
+    def part(self, i: int) -> int | None:
+        """Slice i of the batch under split data."""
+        return i if self.split else None
+
+    def reachable(self, c: Tensor) -> Tensor:
+        """c, or 0 where a step of -lr c Z is not finite or too far for the way back."""
+        farthest = 1e30 if self.search.snapshot else FARTHEST
+        unit = max(self.search.factor(section.group, "update") for section in self.search.sections)
+        return torch.where(torch.isfinite(c) & (c.abs() * unit <= farthest), c, torch.zeros_like(c))
+
+    def _evaluate(self, closure: Repeater, part: int | None) -> Tensor:
+        self.forwards += 1
+        try:
+            value = closure() if part is None else closure(part)
+        except RuntimeError as error:
+            if "does not require grad" in str(error):
+                raise InputError(
+                    "the closure called backward(): a zeroth-order closure runs the forward only; return the loss and "
+                    "leave backward() and zero_grad() out."
+                ) from error
+            raise
+        loss, self.loss_dtype = loss_tensor(value)
+        return loss

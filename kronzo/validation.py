@@ -1,0 +1,141 @@
+"""What a caller can get wrong, refused with what was given, what is needed and what to do."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kronzo.errors import InputError
+
+
+def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
+    """Refuse a value that is not among the allowed ones."""
+    choices = list(allowed)
+    if value not in choices:
+        raise InputError(f"{name}={value!r}: give one of {', '.join(repr(c) for c in choices)}.")
+
+
+def whole(name: str, value: object, least: int) -> None:
+    """Refuse anything but a whole number >= least."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name}={value!r}: give a whole number >= {least}.")
+
+
+def number(name: str, value: Any, low: float, *, open_low: bool = False, below: float = math.inf) -> None:
+    """Refuse a number (or 0-dim tensor) outside [low, below), or (low, below) with open_low."""
+    given = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
+    if (
+        isinstance(given, bool)
+        or not isinstance(given, numbers.Real)
+        or not (math.isfinite(given) and (given > low if open_low else given >= low) and given < below)
+    ):
+        bound = f"{'>' if open_low else '>='} {low:g}" + ("" if below == math.inf else f" and < {below:g}")
+        raise InputError(f"{name}={value!r}: give a finite number {bound}.")
+
+
+def check_values(group: Mapping[str, Any]) -> None:
+    """The numbers of one parameter group, which schedulers may change between steps."""
+    number("lr", group["lr"], 0.0)
+    number("eps", group["eps"], 0.0, open_low=True)
+    number("scale", group["scale"], 0.0)
+    number("weight_decay", group["weight_decay"], 0.0)
+    if float(group["lr"]) * float(group["weight_decay"]) >= 1:
+        raise InputError(
+            f"lr * weight_decay = {float(group['lr']) * float(group['weight_decay']):g}: the decay of one step must be "
+            "below 1; lower one of them."
+        )
+
+
+def check_group(group: Mapping[str, Any]) -> None:
+    """The numbers and tensors of one parameter group."""
+    check_values(group)
+    for flag in ("foreach", "fused", "capturable", "differentiable"):
+        if group.get(flag):
+            raise InputError(f"{flag}=True is for torch's own optimizers, zeroth-order steps have none: leave it out.")
+    for i, parameter in enumerate(group["params"]):
+        _check_parameter(parameter, i, float(group["weight_decay"]))
+
+
+def _check_parameter(p: Tensor, i: int, weight_decay: float) -> None:
+    what = f"parameter {i} {tuple(p.shape)}"
+    if p.is_complex() or not p.is_floating_point():
+        raise InputError(f"{what} is {p.dtype}: zeroth-order steps move real floating-point weights; leave it out.")
+    if p.layout != torch.strided:
+        raise InputError(f"{what} is {p.layout}: only dense (strided) weights can be swept; convert with to_dense().")
+    if p.device.type == "meta":
+        raise InputError(f"{what} is on the meta device and has no numbers: materialise the model first.")
+    if type(p).__name__ == "DTensor" or hasattr(p, "ds_id"):
+        raise InputError(f"{what} is sharded ({type(p).__name__}): sharded weights are not supported; pass whole ones.")
+    if weight_decay and p.ndim >= 2 and p.dtype in (torch.float16, torch.bfloat16):
+        raise InputError(
+            f"weight_decay={weight_decay:g} on {what} of {p.dtype}: a decay of lr * weight_decay is below what this "
+            "format resolves and would do nothing; use weight_decay=0 or float32 weights."
+        )
+
+
+def same_tensor_once(params: Iterable[Any]) -> list[Any]:
+    """The params argument as a list, each tensor's memory once: tied weights are searched once.
+
+    Two different parameters over the same memory (tied by assigning `.data`) count as one as well.
+
+    Raises:
+        InputError: there is nothing to search.
+    """
+    seen: set[tuple[Any, ...]] = set()
+
+    def fresh(item: Any) -> bool:
+        tensor = item[1] if isinstance(item, tuple) else item
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"params holds a {type(tensor).__name__}: give tensors, (name, tensor) pairs or groups.")
+        if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.numel() == 0:
+            return True
+        key = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        if key in seen:
+            return False
+        seen.add(key)
+        return True
+
+    if isinstance(params, Tensor):
+        raise InputError("params is one tensor: give a list of tensors, e.g. [weight] or model.parameters().")
+    items = list(params)
+    if not items:
+        raise InputError("params is empty: give at least one tensor, e.g. model.parameters().")
+    if not isinstance(items[0], dict):
+        return [item for item in items if fresh(item)]
+    groups = []
+    for group in items:
+        inside = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        groups.append({**group, "params": [item for item in inside if fresh(item)]})
+    return groups
+
+
+def loss_tensor(value: Any) -> tuple[Tensor, torch.dtype]:
+    """A closure's return as a 0-dim float64 tensor on its device, and the format it came in.
+
+    Raises:
+        InputError: it is not one real number.
+    """
+    if isinstance(value, Tensor):
+        if value.ndim != 0 or value.is_complex():
+            raise InputError(
+                f"the closure returned a tensor of shape {tuple(value.shape)}, {value.dtype}: return one real number, "
+                "a 0-dim tensor or a float (take the mean of the losses)."
+            )
+        wide = torch.float32 if value.device.type == "mps" else torch.float64
+        return value.detach().to(wide), value.dtype if value.is_floating_point() else torch.float64
+    if isinstance(value, numbers.Real):
+        return torch.tensor(float(value), dtype=torch.float64), torch.float64
+    raise InputError(f"the closure returned {type(value).__name__}: return the loss, a 0-dim tensor or a float.")
+
+
+def resolution_of(loss: float, dtype: torch.dtype, eps: float) -> float:
+    """ulp(loss) / (2 eps): the least coefficient other than zero that losses in this format can give."""
+    if not math.isfinite(loss):
+        return math.nan
+    exponent = math.floor(math.log2(abs(loss))) if loss else 0
+    return torch.finfo(dtype).eps * 2.0**exponent / (2 * eps)
