@@ -1,7 +1,8 @@
 """GPT-2 in one file: pre-LayerNorm decoder, learned positions, tied head, weights stored (out, in).
 
 Source: Radford et al. 2019 and its released code; parameter names follow that release (`wte.weight`,
-`h.0.attn.c_attn.weight`, ...), so that the pretrained weights map one to one (transposed: the release stores (in, out)).
+`h.0.attn.c_attn.weight`, ...), so that the pretrained weights map one to one (transposed, since the release
+stores (in, out)).
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def config(name: str, **overrides: Any) -> GPT2Config:
     """Return the shape called `name`, with some fields replaced.
 
     Args:
-        name: "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl" (124 M to 1.56 B parameters; vocabulary 50257 padded to 50304),
-            or one of the small "nano", "micro", "mini".
+        name: "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl" (124 M to 1.56 B parameters; vocabulary 50257
+            padded to 50304), or one of the small "nano", "micro", "mini".
         **overrides: fields of GPT2Config.
 
     Raises:

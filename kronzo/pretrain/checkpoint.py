@@ -1,0 +1,192 @@
+"""RUN/checkpoints/N: model.safetensors, state.pt and meta.json, complete or absent.
+
+A checkpoint is written in a folder beside, brought to the disk and renamed; its meta.json holds the checksums of the
+other files, so that a truncated or changed one is recognised and the one before is taken. Nothing in it is executed
+when it is read: safetensors, and torch.load with weights_only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from kronzo.errors import InputError
+
+FOLDER = "checkpoints"
+MODEL, STATE, META = "model.safetensors", "state.pt", "meta.json"
+_UNFINISHED = ".writing-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint read into memory.
+
+    Args:
+        path: its folder.
+        weights: parameter name -> tensor.
+        state: optimizer, schedule and random state.
+        meta: plain values: step, counters, sizes.
+    """
+
+    path: Path
+    weights: dict[str, Tensor]
+    state: dict[str, Any]
+    meta: dict[str, Any]
+
+
+def save(run: Path, step: int, model: nn.Module, state: Mapping[str, Any], meta: Mapping[str, Any], keep: int) -> Path:
+    """Write RUN/checkpoints/STEP and remove all but the newest `keep`.
+
+    Args:
+        run: the run folder.
+        step: number of finished steps, the folder's name.
+        model: its parameters are written, tied ones once.
+        state: tensors, numbers, strings, lists and dicts only.
+        meta: plain values that JSON holds.
+        keep: checkpoints to keep.
+
+    Raises:
+        OSError: the disk is full or the folder not writable; earlier checkpoints are untouched.
+    """
+    root = run / FOLDER
+    beside = root / f"{_UNFINISHED}{step}"
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        beside.mkdir(parents=True)
+        _save_weights(dict(model.named_parameters()), beside / MODEL)
+        torch.save(dict(state), beside / STATE)
+        files = {name: _fingerprint(beside / name) for name in (MODEL, STATE)}
+        (beside / META).write_text(json.dumps({"step": step, **meta, "files": files}, indent=1), encoding="utf-8")
+        for name in (MODEL, STATE, META, ""):
+            _sync(beside / name)
+        target = root / str(step)
+        shutil.rmtree(target, ignore_errors=True)
+        os.rename(beside, target)
+        _sync(root)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    for old in _newest_first(run)[keep:]:
+        shutil.rmtree(old)
+    return target
+
+
+def _save_weights(weights: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file({name: tensor.detach() for name, tensor in weights.items()}, path)
+    except SafetensorError as error:
+        free = shutil.disk_usage(path.parent).free
+        needed = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+        raise OSError(28 if free < needed else 5, f"{path.name}: {error}") from error
+
+
+def latest(run: Path, *, usable: Callable[[dict[str, Any]], bool], say: Callable[[str], None]) -> Checkpoint | None:
+    """Return the newest undamaged checkpoint, or None when there is none.
+
+    Args:
+        run: the run folder.
+        usable: a further condition on the meta values.
+        say: told of every checkpoint passed over.
+    """
+    for path in _newest_first(run):
+        try:
+            found = read(path)
+        except InputError as error:
+            say(f"{error} The one before is taken.")
+            continue
+        if usable(found.meta):
+            return found
+        say(f"{path}: does not fit the log of the run. The one before is taken.")
+    return None
+
+
+def read(path: Path) -> Checkpoint:
+    """Read one checkpoint folder, checking every byte.
+
+    Raises:
+        InputError: a missing, truncated or changed file.
+    """
+    try:
+        meta = json.loads((path / META).read_text(encoding="utf-8"))
+        for name, expected in meta["files"].items():
+            if _fingerprint(path / name) != expected:
+                raise InputError(f"{path / name}: damaged, its checksum differs from the one in {META}.")
+        weights = load_file(path / MODEL)
+        state = torch.load(path / STATE, weights_only=True, map_location="cpu")
+    except (OSError, ValueError, KeyError, SafetensorError, RuntimeError, pickle.UnpicklingError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: not a whole checkpoint ({type(error).__name__}: {error}).") from error
+    return Checkpoint(path, weights, state, meta)
+
+
+def initial_weights(source: Path) -> dict[str, Tensor]:
+    """Return the weights of a run (its newest checkpoint), a checkpoint folder or a .safetensors file.
+
+    Raises:
+        InputError: nothing usable there.
+    """
+    if (source / META).is_file():
+        return read(source).weights
+    if source.is_dir():
+        problems: list[str] = []
+        found = latest(source, usable=lambda meta: True, say=problems.append)
+        if found is None:
+            raise InputError(f"{source}: no usable checkpoint there; give a run, a checkpoint or a .safetensors file.")
+        return found.weights
+    try:
+        return load_file(source)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{source}: no weights can be read from it ({error}); give a run or checkpoint.") from error
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Copy weights into the model, refusing any other shape.
+
+    Raises:
+        InputError: a parameter that is missing, left over or of another shape, with both shapes.
+    """
+    parameters = dict(model.named_parameters())
+    for name in sorted(parameters.keys() | weights.keys()):
+        here = tuple(parameters[name].shape) if name in parameters else "absent"
+        there = tuple(weights[name].shape) if name in weights else "absent"
+        if here != there:
+            raise InputError(
+                f"{source} is of another model: {name} is {there} there and {here} here; "
+                "give [model] the values of that run's config.toml."
+            )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+
+
+def _newest_first(run: Path) -> list[Path]:
+    root = run / FOLDER
+    folders = [path for path in root.iterdir() if path.name.isdigit()] if root.is_dir() else []
+    return sorted(folders, key=lambda path: int(path.name), reverse=True)
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"sha256": digest, "bytes": path.stat().st_size}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

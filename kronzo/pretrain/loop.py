@@ -1,0 +1,376 @@
+"""The training loop, first order and zeroth order alike, from a config to a finished run folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from kronzo.errors import InputError
+from kronzo.pretrain import checkpoint, folder, gpt2, optimizers, steps
+from kronzo.pretrain.config import Config, ModelConfig
+from kronzo.pretrain.data import Corpus, open_corpus
+from kronzo.pretrain.log import FILE as METRICS
+from kronzo.pretrain.log import MetricsWriter
+from kronzo.pretrain.progress import Reporter
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run stands when `pretrain` returns.
+
+    Attributes:
+        folder: the run folder.
+        steps: steps taken.
+        tokens: distinct tokens drawn.
+        token_forwards: tokens passed through a forward, a backward counted as two.
+        val_loss: last validation loss, nats a token.
+        best_val_loss: the lowest one.
+        best_step: where it was.
+        seconds: time in steps, without evaluations and checkpoints.
+        finished: False when it was stopped before its budget.
+        diverged: whether the run ended early because the validation loss was no finite number.
+    """
+
+    folder: Path
+    steps: int
+    tokens: int
+    token_forwards: int
+    val_loss: float
+    best_val_loss: float
+    best_step: int
+    seconds: float
+    finished: bool
+    diverged: bool
+
+
+@dataclass
+class Counters:
+    """What a checkpoint carries beside weights and optimizer."""
+
+    step: int = 0
+    tokens: int = 0
+    token_forwards: int = 0
+    forwards: int = 0
+    seconds: float = 0.0
+    val_loss: float = math.inf
+    best_val_loss: float = math.inf
+    best_step: int = 0
+    diverged: bool = False
+
+
+def pretrain(
+    config: Config,
+    out: Path | str,
+    *,
+    progress: bool = True,
+    stop: Callable[[int], bool] | None = None,
+    fresh: bool = False,
+) -> Result:
+    """Train a GPT-2 as the config says, or go on where the run in `out` stopped, or return its result when finished.
+
+    A run that was killed and started again, however often, ends with the same weights and the same metrics.jsonl, up to
+    seconds and bytes. The caller's random streams and thread settings stay as they are.
+
+    Args:
+        config: the run.
+        out: its folder, held by one process at a time.
+        progress: show a bar (a plain line now and then when standard error is no terminal).
+        stop: asked after each step with the number of finished steps; True saves a checkpoint and returns.
+        fresh: remove the run in `out` first.
+
+    Raises:
+        InputError: bad values, data or folders, a checkpoint of another model, no space left.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the step is finished and saved.
+    """
+    run = Path(out)
+    with folder.locked(run):
+        if fresh:
+            folder.clear(run)
+        corpus = open_corpus(
+            config.data.source,
+            config.data.tokenizer,
+            val_fraction=config.data.val_fraction,
+            max_documents=config.data.max_documents,
+        )
+        config = resolve(config, corpus)
+        if folder.holds(run, config) and (run / folder.RESULT).exists():
+            return _read_result(run)
+        with _own_random_stream(config.device), _interrupts() as interrupted:
+            trainer = Trainer(config, corpus, run, show=progress)
+            folder.claim(run, config, trainer.manifest(), corpus.tokenizer.save)
+            return trainer.train(lambda step: bool(stop and stop(step)), interrupted)
+
+
+def resolve(config: Config, corpus: Corpus) -> Config:
+    """Return the config with every value written out: shape, optimizer keywords, device.
+
+    Raises:
+        InputError: values that do not fit together or the corpus.
+    """
+    shape = shape_of(config.model, corpus.vocab_size)
+    if shape.vocab_size < corpus.vocab_size:
+        raise InputError(
+            f"model.vocab_size = {shape.vocab_size} is below the {corpus.vocab_size} of tokenizer "
+            f"{corpus.tokenizer.name}; give 0 to take the corpus' own."
+        )
+    if config.spectra.enabled and optimizers.is_zeroth_order(config.optimizer):
+        raise InputError(f"spectra.enabled: {config.optimizer.method} has no gradients; use adamw or sgd.")
+    available = "cuda" if torch.cuda.is_available() else "cpu"
+    if config.device == "cuda" and available == "cpu":
+        raise InputError("device = 'cuda': torch sees no CUDA device here; use cpu or auto.")
+    return replace(
+        config,
+        device=available if config.device == "auto" else config.device,
+        model=replace(config.model, **asdict(shape)),
+        optimizer=optimizers.resolve(config.optimizer),
+    )
+
+
+def shape_of(model: ModelConfig, vocab_size: int) -> gpt2.GPT2Config:
+    """Return the shape that [model] describes, with the corpus' vocabulary where it gives none."""
+    given = {key: value for key, value in asdict(model).items() if key != "name" and value is not None}
+    return gpt2.config(model.name, **(given | {"vocab_size": model.vocab_size or vocab_size}))
+
+
+class Trainer:
+    """One run, with what its steps need.
+
+    Args:
+        config: resolved.
+        corpus: where the batches come from.
+        run: a claimed run folder.
+        show: show progress.
+    """
+
+    def __init__(self, config: Config, corpus: Corpus, run: Path, *, show: bool) -> None:
+        self.config, self.corpus, self.run, self.show = config, corpus, run, show
+        self.console = Reporter("", 0, show=False)
+        torch.manual_seed(config.seed)
+        self.model = gpt2.GPT2(shape_of(config.model, 0), seed=config.seed, device=config.device)
+        if config.init:
+            weights = checkpoint.initial_weights(Path(config.init))
+            checkpoint.load_weights(self.model, weights, config.init)
+        self.optimizer = optimizers.build(self.model, config.optimizer, config.seed)
+        self.context = self.model.config.context
+        self.steps = steps.num_steps(config.budget, config.optimizer, self.optimizer, self.context)
+        self.schedule = LambdaLR(self.optimizer, optimizers.lr_factor(config.optimizer, self.steps))
+        self.take_step = steps.build(self.model, self.optimizer, config.optimizer, config.budget.accumulate)
+        self.windows = list(
+            corpus.validation(
+                batch_size=config.evaluation.batch_size, context=self.context, max_tokens=config.evaluation.tokens
+            )
+        )
+        self.counters = Counters()
+
+    def manifest(self) -> dict[str, Any]:
+        """Return what the run's numbers depend on beside the config."""
+        return folder.environment() | {
+            "seed": self.config.seed,
+            "steps": self.steps,
+            "parameters": self.model.num_parameters,
+            "corpus": self.corpus.manifest,
+        }
+
+    def train(self, stop: Callable[[int], bool], interrupted: threading.Event) -> Result:
+        """Run to the end of the budget, or until stopped or interrupted."""
+        metrics_bytes = self._restore()
+        now = self.counters
+        evaluations = _points(self.steps, self.config.evaluation.points)
+        saves = _points(self.steps, self.config.checkpoint.points + 1) | {self.steps}
+        saved = time.monotonic()
+        title = f"{self.config.optimizer.method} {self.run.name}"
+        with (
+            MetricsWriter(self.run / METRICS, metrics_bytes) as metrics,
+            self._recorder(),
+            Reporter(title, self.steps, now.step, show=self.show) as report,
+        ):
+            if now.step == 0 and 0 in evaluations:
+                metrics.write(
+                    {"step": 0, "tokens": 0, "token_forwards": 0, "forwards": 0, "seconds": 0.0} | self._evaluate()
+                )
+            while now.step < self.steps and not now.diverged:
+                record = self._step()
+                if now.step in evaluations:
+                    record |= self._evaluate()
+                metrics.write(record)
+                report.update(now.step, f"val {now.val_loss:.3f}")
+                halt = interrupted.is_set() or stop(now.step)
+                seconds = self.config.checkpoint.every_seconds
+                late = bool(seconds) and time.monotonic() - saved > seconds
+                if now.step in saves or late or halt or now.diverged:
+                    self._save(metrics)
+                    saved = time.monotonic()
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
+                if halt:
+                    break
+        return self._finish()
+
+    def _step(self) -> dict[str, Any]:
+        started = time.perf_counter()
+        now, budget = self.counters, self.config.budget
+        x, y = self.corpus.batch(
+            seed=self.config.seed, step=now.step, batch_size=budget.batch_size, context=self.context
+        )
+        lr = self.optimizer.param_groups[0]["lr"]
+        outcome = self.take_step(*self._to_device(x, y))
+        self.schedule.step()
+        now.step += 1
+        now.tokens += x.numel()
+        now.forwards += outcome.forwards
+        now.token_forwards += outcome.token_forwards
+        now.seconds += time.perf_counter() - started
+        return {
+            "step": now.step,
+            "tokens": now.tokens,
+            "token_forwards": now.token_forwards,
+            "forwards": now.forwards,
+            "seconds": round(now.seconds, 6),
+            "loss": outcome.loss,
+            "lr": lr,
+            **outcome.details,
+            "peak_bytes": peak_bytes(self.config.device),
+        }
+
+    def _to_device(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if self.config.device == "cpu":
+            return x, y
+        return x.to(self.config.device, non_blocking=True), y.to(self.config.device, non_blocking=True)
+
+    @torch.no_grad()
+    def _evaluate(self) -> dict[str, float]:
+        """Return the mean loss over the held-out windows, in nats a token, without dropout."""
+        self.model.eval()
+        total = sum(self.model.losses(*self._to_device(x, y)).sum() for x, y in self.windows)
+        self.model.train()
+        now = self.counters
+        now.val_loss = float(total) / sum(len(x) for x, _ in self.windows)
+        if not math.isfinite(now.val_loss):
+            now.diverged = True
+        elif now.val_loss < now.best_val_loss:
+            now.best_val_loss, now.best_step = now.val_loss, now.step
+        return {"val_loss": now.val_loss}
+
+    def _recorder(self) -> AbstractContextManager[Any]:
+        wanted = self.config.spectra
+        if not wanted.enabled:
+            return nullcontext()
+        import spectra
+
+        captures = {int(stage * self.steps) for stage in wanted.stages}
+        captures |= set(range(0, self.steps, wanted.every)) if wanted.every else set()
+        return spectra.GradientRecorder(
+            self.model,
+            self.optimizer,
+            every=sorted(captures),
+            layers=wanted.layers,
+            store=self.run / "spectra",
+            start_step=self.counters.step,
+        )
+
+    def _save(self, metrics: MetricsWriter) -> None:
+        meta = asdict(self.counters) | {"metrics_bytes": metrics.sync()}
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "random": torch.get_rng_state(),
+        }
+        if self.config.device == "cuda":
+            state["random_cuda"] = torch.cuda.get_rng_state()
+        checkpoint.save(self.run, self.counters.step, self.model, state, meta, self.config.checkpoint.keep)
+
+    def _restore(self) -> int:
+        """Load the newest checkpoint that is whole; return how many bytes of the log it covers."""
+        log = self.run / METRICS
+        size = log.stat().st_size if log.exists() else 0
+        found = checkpoint.latest(self.run, usable=lambda meta: meta["metrics_bytes"] <= size, say=self.console.say)
+        if found is None:
+            return 0
+        checkpoint.load_weights(self.model, found.weights, str(found.path))
+        self.optimizer.load_state_dict(found.state["optimizer"])
+        self.schedule.load_state_dict(found.state["schedule"])
+        torch.set_rng_state(found.state["random"])
+        if self.config.device == "cuda":
+            torch.cuda.set_rng_state(found.state["random_cuda"])
+        self.counters = Counters(**{key: found.meta[key] for key in asdict(self.counters)})
+        return int(found.meta["metrics_bytes"])
+
+    def _finish(self) -> Result:
+        now = self.counters
+        finished = now.step == self.steps or now.diverged
+        values: dict[str, Any] = {
+            "steps": now.step,
+            "tokens": now.tokens,
+            "token_forwards": now.token_forwards,
+            "val_loss": now.val_loss,
+            "best_val_loss": now.best_val_loss,
+            "best_step": now.best_step,
+            "seconds": now.seconds,
+            "finished": finished,
+            "diverged": now.diverged,
+        }
+        if finished:
+            finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
+            folder.write_json(self.run / folder.RESULT, finite)
+        return Result(folder=self.run, **values)
+
+
+def _read_result(run: Path) -> Result:
+    values: dict[str, Any] = json.loads((run / folder.RESULT).read_text(encoding="utf-8"))
+    return Result(folder=run, **(values | {key: math.nan for key, value in values.items() if value is None}))
+
+
+def _points(steps: int, points: int) -> set[int]:
+    """Return `points` step numbers equally spaced in 0..steps, both ends included; one point is the end."""
+    return {steps} if points == 1 else {round(steps * i / (points - 1)) for i in range(points)}
+
+
+def peak_bytes(device: str) -> int:
+    """Return the most memory held so far: allocated on a GPU, else the resident set of the process."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@contextmanager
+def _own_random_stream(device: str) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if device == "cuda" else []):
+        yield
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C or SIGTERM into a flag that the loop reads between steps; the second one acts at once."""
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def notice(*_: object) -> None:
+        flag.set()
+        restore()
+
+    for number in before:
+        signal.signal(number, notice)
+    try:
+        yield flag
+    finally:
+        restore()
