@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,6 +32,56 @@ def _root(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
     pass
+
+
+@app.command()
+def pretrain(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file, or a run folder to go on with.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="nano, micro, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="adamw, sgd, kronzo, lozo, subzero, mezo, ...")] = None,
+    data: Annotated[str | None, typer.Option(help="pydocs, pytopics, synthetic, a file or a folder.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="bytes, bpe:512, gpt2 or a tokenizer.json.")] = None,
+    init: Annotated[str | None, typer.Option(help="Start from a run, a checkpoint or a .safetensors file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/METHOD-HASH.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, may be repeated.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Pretrain a GPT-2 with any method on any text; the same command goes on where it stopped."""
+    from kronzo.pretrain import launch
+
+    chosen = launch.compose(
+        config, model=model, method=method, data=data, tokenizer=tokenizer, init=init, settings=set_ or ()
+    )
+    typer.echo(launch.run(chosen, out or launch.default_out(chosen, config), fresh=fresh, progress=not quiet))
+
+
+@app.command()
+def sample(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    prompt: Annotated[str, typer.Argument(help="Text to continue.")] = "",
+    tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 100,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+) -> None:
+    """Continue a prompt with the model of a run."""
+    from kronzo.pretrain import runs
+
+    typer.echo(runs.sample(run, prompt, tokens=tokens, temperature=temperature, seed=seed))
+
+
+@app.command("runs")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List runs: method, budget done, last validation loss."""
+    from kronzo.pretrain import runs
+
+    table = runs.list_runs(folder)
+    typer.echo(table.to_json(orient="records") if as_json else runs.as_text(table))
 
 
 def main() -> None:

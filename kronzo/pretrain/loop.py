@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import resource
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,14 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from kronzo.errors import InputError
 from kronzo.pretrain import checkpoint, folder, gpt2, optimizers, steps
-from kronzo.pretrain.config import Config, ModelConfig
+from kronzo.pretrain.config import Config
 from kronzo.pretrain.data import Corpus, open_corpus
 from kronzo.pretrain.log import FILE as METRICS
 from kronzo.pretrain.log import MetricsWriter
+from kronzo.pretrain.process import interrupts, own_random_stream, peak_bytes
 from kronzo.pretrain.progress import Reporter
+from kronzo.pretrain.resolve import resolve, shape_of
 
 
 @dataclass(frozen=True)
@@ -108,44 +107,13 @@ def pretrain(
         config = resolve(config, corpus)
         if folder.holds(run, config) and (run / folder.RESULT).exists():
             return _read_result(run)
-        with _own_random_stream(config.device), _interrupts() as interrupted:
-            trainer = Trainer(config, corpus, run, show=progress)
+        with own_random_stream(config.device), interrupts() as interrupted:
+            trainer = _Trainer(config, corpus, run, show=progress)
             folder.claim(run, config, trainer.manifest(), corpus.tokenizer.save)
             return trainer.train(lambda step: bool(stop and stop(step)), interrupted)
 
 
-def resolve(config: Config, corpus: Corpus) -> Config:
-    """Return the config with every value written out: shape, optimizer keywords, device.
-
-    Raises:
-        InputError: values that do not fit together or the corpus.
-    """
-    shape = shape_of(config.model, corpus.vocab_size)
-    if shape.vocab_size < corpus.vocab_size:
-        raise InputError(
-            f"model.vocab_size = {shape.vocab_size} is below the {corpus.vocab_size} of tokenizer "
-            f"{corpus.tokenizer.name}; give 0 to take the corpus' own."
-        )
-    if config.spectra.enabled and optimizers.is_zeroth_order(config.optimizer):
-        raise InputError(f"spectra.enabled: {config.optimizer.method} has no gradients; use adamw or sgd.")
-    available = "cuda" if torch.cuda.is_available() else "cpu"
-    if config.device == "cuda" and available == "cpu":
-        raise InputError("device = 'cuda': torch sees no CUDA device here; use cpu or auto.")
-    return replace(
-        config,
-        device=available if config.device == "auto" else config.device,
-        model=replace(config.model, **asdict(shape)),
-        optimizer=optimizers.resolve(config.optimizer),
-    )
-
-
-def shape_of(model: ModelConfig, vocab_size: int) -> gpt2.GPT2Config:
-    """Return the shape that [model] describes, with the corpus' vocabulary where it gives none."""
-    given = {key: value for key, value in asdict(model).items() if key != "name" and value is not None}
-    return gpt2.config(model.name, **(given | {"vocab_size": model.vocab_size or vocab_size}))
-
-
-class Trainer:
+class _Trainer:
     """One run, with what its steps need.
 
     Args:
@@ -336,41 +304,3 @@ def _read_result(run: Path) -> Result:
 def _points(steps: int, points: int) -> set[int]:
     """Return `points` step numbers equally spaced in 0..steps, both ends included; one point is the end."""
     return {steps} if points == 1 else {round(steps * i / (points - 1)) for i in range(points)}
-
-
-def peak_bytes(device: str) -> int:
-    """Return the most memory held so far: allocated on a GPU, else the resident set of the process."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-@contextmanager
-def _own_random_stream(device: str) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if device == "cuda" else []):
-        yield
-
-
-@contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C or SIGTERM into a flag that the loop reads between steps; the second one acts at once."""
-    flag = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield flag
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def notice(*_: object) -> None:
-        flag.set()
-        restore()
-
-    for number in before:
-        signal.signal(number, notice)
-    try:
-        yield flag
-    finally:
-        restore()

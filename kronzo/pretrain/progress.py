@@ -55,7 +55,7 @@ class Reporter:
             self._bar.update(self._task, completed=done, note=note, refresh=True)
         elif now - self._started > _BAR_SECONDS:
             left = (now - self._started) / max(1, done - self._first) * (self._total - done)
-            self._console.print(f"{self._title}: {done}/{self._total} {note}, {left:.0f} s left", highlight=False)
+            self.say(f"{self._title}: {done}/{self._total} {note}, " + (f"{left:.0f} s left" if left else "done"))
 
     def say(self, message: str) -> None:
         """Show a message above the bar, also when nothing else is shown."""

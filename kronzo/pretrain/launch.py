@@ -1,0 +1,79 @@
+"""From the options of `kronzo pretrain` to a config and a folder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kronzo.pretrain import folder
+from kronzo.pretrain.config import Config, from_dict, override, read_tables, to_toml
+
+
+def compose(
+    given: Path | None = None,
+    *,
+    model: str | None = None,
+    method: str | None = None,
+    data: str | None = None,
+    tokenizer: str | None = None,
+    init: str | None = None,
+    settings: Sequence[str] = (),
+) -> Config:
+    """Return the config of a TOML file or run folder, or the default one, with options and then settings applied.
+
+    A run named by `init` gives the model and the tokenizer where neither the file nor an option does.
+
+    Raises:
+        InputError: what cannot be read or is no config.
+    """
+    tables = read_tables(given) if given else _of_run(init) if init and not model else {}
+    options = {"model.name": model, "optimizer.method": method, "data.source": data, "data.tokenizer": tokenizer}
+    for key, value in (options | {"init": init}).items():
+        if value is not None:
+            section, _, name = key.rpartition(".")
+            table = tables.setdefault(section, {}) if section else tables
+            table[name] = value
+    return from_dict(override(tables, settings))
+
+
+def _of_run(init: str) -> dict[str, Any]:
+    """Return [model] and [data] tokenizer of the run that holds these weights; nothing for other files."""
+    path = Path(init)
+    for run in (path, *path.resolve().parents[:3]):
+        if (run / folder.CONFIG).is_file():
+            stored = read_tables(run)
+            name = stored["data"]["tokenizer"]
+            tokenizer = str(run / folder.TOKENIZER) if name.startswith("bpe:") else name
+            return {"model": stored["model"], "data": {"tokenizer": tokenizer}}
+    return {}
+
+
+def default_out(config: Config, given: Path | None) -> Path:
+    """Return the folder to write when none is named.
+
+    A run folder given instead of a TOML file goes on in place; otherwise runs/METHOD-HASH, the same for the same
+    config, so that the same command goes on where it stopped.
+    """
+    if given is not None and given.is_dir():
+        return given
+    digest = hashlib.sha256(to_toml(config).encode()).hexdigest()[:8]
+    return Path("runs") / f"{config.optimizer.method}-{digest}"
+
+
+def run(config: Config, out: Path, *, fresh: bool = False, progress: bool = True) -> str:
+    """Train in this process, with the config's number of threads, and return the outcome in a line."""
+    import torch
+
+    from kronzo.pretrain.loop import pretrain
+
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    result = pretrain(config, out, fresh=fresh, progress=progress)
+    ending = " (diverged)" if result.diverged else ""
+    return (
+        f"{result.folder}: {result.steps} steps, {result.tokens} tokens, {result.token_forwards} token_forwards, "
+        f"validation loss {result.val_loss:.4f} (best {result.best_val_loss:.4f} at step {result.best_step}), "
+        f"{result.seconds:.1f} s{ending}"
+    )

@@ -1,0 +1,50 @@
+"""What a run does to its process: random streams, signals, memory."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def peak_bytes(device: str) -> int:
+    """Return the most memory held so far: allocated on a GPU, else the resident set of the process."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@contextmanager
+def own_random_stream(device: str) -> Iterator[None]:
+    """Put torch's random streams back at the end."""
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if device == "cuda" else []):
+        yield
+
+
+@contextmanager
+def interrupts() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C or SIGTERM into a flag that the loop reads between steps; the second one acts at once."""
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def notice(*_: object) -> None:
+        flag.set()
+        restore()
+
+    for number in before:
+        signal.signal(number, notice)
+    try:
+        yield flag
+    finally:
+        restore()

@@ -1,0 +1,43 @@
+"""A config meets its corpus and its machine: every value that matters is written out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import torch
+
+from kronzo.errors import InputError
+from kronzo.pretrain import gpt2, optimizers
+from kronzo.pretrain.config import Config, ModelConfig
+from kronzo.pretrain.data import Corpus
+
+
+def resolve(config: Config, corpus: Corpus) -> Config:
+    """Return the config with every value written out: shape, optimizer keywords, device.
+
+    Raises:
+        InputError: values that do not fit together or the corpus.
+    """
+    shape = shape_of(config.model, corpus.vocab_size)
+    if shape.vocab_size < corpus.vocab_size:
+        raise InputError(
+            f"model.vocab_size = {shape.vocab_size} is below the {corpus.vocab_size} of tokenizer "
+            f"{corpus.tokenizer.name}; give 0 to take the corpus' own."
+        )
+    if config.spectra.enabled and optimizers.is_zeroth_order(config.optimizer):
+        raise InputError(f"spectra.enabled: {config.optimizer.method} has no gradients; use adamw or sgd.")
+    available = "cuda" if torch.cuda.is_available() else "cpu"
+    if config.device == "cuda" and available == "cpu":
+        raise InputError("device = 'cuda': torch sees no CUDA device here; use cpu or auto.")
+    return replace(
+        config,
+        device=available if config.device == "auto" else config.device,
+        model=replace(config.model, **asdict(shape)),
+        optimizer=optimizers.resolve(config.optimizer),
+    )
+
+
+def shape_of(model: ModelConfig, vocab_size: int) -> gpt2.GPT2Config:
+    """Return the shape that [model] describes, with the corpus' vocabulary where it gives none."""
+    given = {key: value for key, value in asdict(model).items() if key != "name" and value is not None}
+    return gpt2.config(model.name, **(given | {"vocab_size": model.vocab_size or vocab_size}))
