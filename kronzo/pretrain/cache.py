@@ -51,6 +51,18 @@ def write_json(path: Path, value: Any) -> None:
     beside.replace(path)
 
 
+def remember(path: Path, value: Any) -> None:
+    """`write_json` of something derived, into a cached folder.
+
+    Raises:
+        InputError: the cache cannot be written.
+    """
+    try:
+        write_json(path, value)
+    except OSError as error:
+        raise InputError(_unwritable(path.parent, error)) from error
+
+
 def read_entry(folder: Path) -> dict[str, Any] | None:
     """The manifest of a cached folder, or None when it is absent, incomplete or damaged.
 
@@ -112,7 +124,10 @@ def entry(
 
 
 def _unwritable(root: Path, error: OSError) -> str:
-    return f"the cache {root} cannot be written ({error.strerror}); set KRONZO_CACHE to a folder that can."
+    return (
+        f"{root} cannot be written ({error.strerror}); free some space or choose another folder (KRONZO_CACHE "
+        "names that of the cache)."
+    )
 
 
 def _inventory(folder: Path) -> dict[str, dict[str, Any]]:

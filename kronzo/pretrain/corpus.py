@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kronzo.errors import InputError
-from kronzo.pretrain import cache
+from kronzo.pretrain import cache, hub
 from kronzo.pretrain.textfiles import SUFFIXES, Progress, TextSource, read_jsonl, silent, text_file, text_sha256
 
 SOURCES = ("pydocs", "pytopics", "synthetic", "openwebtext")
@@ -32,9 +32,10 @@ PINNED = {
     "torch": "2.13.0",
 }
 EXPECTED_SHA256 = {
-    PACKAGES: "",
-    ("numpy", "scipy"): "",
+    PACKAGES: "78a2c65717b1613ca3853e444dc134398e23e24ad2c430c258175274ac1565be",
+    ("numpy", "scipy"): "580a56a1cdc5a1eeb383c4f636e41483af0ff4e5f2ea81368c6c41b80b3d31c1",
 }
+_BLOCK = 2048
 _SKIPPED = {"tests", "test", "testing"}
 _FORMAT = 1
 
@@ -111,8 +112,8 @@ def _compare(packages: tuple[str, ...], versions: dict[str, str], sha256: str) -
         )
     elif sha256 != EXPECTED_SHA256.get(packages, sha256):
         warnings.warn(
-            f"pydocs has sha256 {sha256[:16]}... and not {EXPECTED_SHA256[packages][:16]}...: the installed packages hold "
-            "other files than the tested wheels; numbers will differ from the committed ones.",
+            f"pydocs has sha256 {sha256[:16]}... and not {EXPECTED_SHA256[packages][:16]}...: the packages hold other "
+            "files than the tested wheels; numbers will differ from the committed ones.",
             stacklevel=3,
         )
 
@@ -154,7 +155,7 @@ def docstrings(source: bytes) -> Iterator[str]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node, clean=False)
             if text and (text := dedented(text)):
-                yield text
+                yield text.encode("utf-8", errors="replace").decode("utf-8")
         blocks = (getattr(node, name, ()) for name in ("body", "handlers", "orelse", "finalbody", "cases"))
         inner = [child for block in blocks if isinstance(block, list) for child in block]
         todo.extend(
@@ -172,14 +173,26 @@ def dedented(docstring: str) -> str:
 
 
 def pytopics() -> TextSource:
-    """The language reference that Python itself carries (`pydoc_data`), a document a topic, paragraphs once."""
+    """The language reference that Python itself carries (`pydoc_data`), paragraphs once, documents of some 2 kB."""
+    from platform import python_version
     from pydoc_data.topics import topics
 
     texts = [dedented(str(topics[name])) for name in sorted(topics)]
     identity = {"source": "pytopics", "sha256": text_sha256(texts), "format": _FORMAT}
-    from platform import python_version
+    return TextSource("pytopics", identity, lambda: _blocks(deduplicated(texts)), {"python": python_version()})
 
-    return TextSource("pytopics", identity, lambda: deduplicated(texts), {"python": python_version()})
+
+def _blocks(documents: Iterable[str]) -> Iterator[str]:
+    """Documents cut between paragraphs into ones of at least 2 048 characters, but for the last of each."""
+    for document in documents:
+        block = ""
+        for paragraph in document.split("\n\n"):
+            block = f"{block}\n\n{paragraph}" if block else paragraph
+            if len(block) >= _BLOCK:
+                yield block
+                block = ""
+        if block:
+            yield block
 
 
 def text_source(source: str, root: Path, show: Progress) -> TextSource:
@@ -197,10 +210,7 @@ def text_source(source: str, root: Path, show: Progress) -> TextSource:
     if path.name.endswith(SUFFIXES):
         return text_file(path)
     if source == "openwebtext":
-        raise InputError(
-            "openwebtext is not built in; run kronzo data build openwebtext --from FOLDER --out DIR on a local copy "
-            "and open DIR."
-        )
+        return hub.openwebtext()
     if path.exists():
         raise InputError(f"corpus {source} has an unknown suffix; it needs one of {', '.join(SUFFIXES)}, .bin.")
     near = difflib.get_close_matches(source, SOURCES, n=1)

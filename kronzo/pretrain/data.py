@@ -1,4 +1,4 @@
-"""A corpus: training and held-out token ids on disk, and the batches that every method sees in the same order.
+"""Opening a corpus: any source, tokenized once, as training and held-out token ids on disk.
 
 `open_corpus` tokenizes a source once into the cache. A document is held out when the hash of its text falls under the
 held-out fraction, so the split depends neither on order nor on what else is there, and equal documents are on one side.
@@ -8,124 +8,23 @@ Every document is followed by an end-of-text.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from kronzo.errors import InputError
 from kronzo.pretrain import synthetic, tokenfiles
-from kronzo.pretrain.cache import cache_dir, entry
+from kronzo.pretrain.batches import Corpus
+from kronzo.pretrain.cache import MANIFEST, cache_dir, entry
 from kronzo.pretrain.corpus import text_source
 from kronzo.pretrain.textfiles import Progress, TextSource, silent, text_sha256
 from kronzo.pretrain.tokenizer import BpeTokenizer, IdTokenizer, Tokenizer, find_tokenizer
 
-if TYPE_CHECKING:
-    import torch
+__all__ = ["Corpus", "describe", "open_corpus"]
 
 VAL_FRACTION = 0.05
-_BATCH_STREAM = 1
 _FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Token ids of a training and a held-out split.
-
-    Attributes:
-        name: what was asked for.
-        tokenizer: the one its ids are of.
-        train: 1-D uint16, usually a memmap.
-        val: 1-D uint16, of other documents.
-        manifest: source, tokenizer, documents, tokens and bytes a split, sha256, versions.
-        folder: where what is derived from the corpus may be cached.
-    """
-
-    name: str
-    tokenizer: Tokenizer
-    train: np.ndarray
-    val: np.ndarray
-    manifest: dict[str, Any] = field(default_factory=dict)
-    folder: Path | None = None
-
-    @property
-    def vocab_size(self) -> int:
-        """The padded vocabulary, which is the model's."""
-        return self.tokenizer.vocab_size
-
-    def batch(
-        self, *, seed: int, step: int, batch_size: int, context: int, rank: int = 0, world: int = 1
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of one step: a pure function of its arguments, on every machine.
-
-        The windows start at uniform positions (Philox keyed by seed and step). `world` ranks with `batch_size` rows
-        each see, in order of rank, the rows of one process with `world * batch_size`.
-
-        Args:
-            seed: of the stream of batches, >= 0.
-            step: >= 0.
-            batch_size: rows of this rank.
-            context: tokens a row.
-            rank: which share of the rows, below `world`.
-            world: number of shares.
-
-        Returns:
-            (x, y), int64 (batch_size, context); y is x one token later.
-
-        Raises:
-            InputError: the training split has fewer than context + 1 tokens, or ids that the tokenizer lacks.
-        """
-        _check_window(self, "training", self.train, context)
-        stream = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(_BATCH_STREAM, step)))
-        rows = stream.random_raw(world * batch_size)[rank * batch_size : (rank + 1) * batch_size]
-        starts = (rows % np.uint64(self.train.size - context)).astype(np.int64)
-        return self._windows(self.train, starts, context)
-
-    def validation(
-        self, *, batch_size: int, context: int, max_tokens: int | None = None
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Non-overlapping windows of the held-out split, the same for every run; the last batch may have fewer rows.
-
-        Args:
-            batch_size: rows a batch.
-            context: tokens a row; what does not fill a window at the end is left out.
-            max_tokens: at most this many tokens (at least one window), in windows evenly spread over the split.
-
-        Yields:
-            (x, y), int64 (<= batch_size, context).
-
-        Raises:
-            InputError: as `batch`, for the held-out split.
-        """
-        _check_window(self, "held-out", self.val, context)
-        available = (self.val.size - 1) // context
-        wanted = available if max_tokens is None else min(available, max(1, max_tokens // context))
-        starts = np.arange(wanted, dtype=np.int64) * available // wanted * context
-        for first in range(0, wanted, batch_size):
-            yield self._windows(self.val, starts[first : first + batch_size], context)
-
-    def _windows(self, ids: np.ndarray, starts: np.ndarray, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-        import torch
-
-        rows = np.stack([ids[start : start + context + 1] for start in starts]).astype(np.int64)
-        tokenfiles.release(ids)
-        if rows.max() >= self.vocab_size:
-            raise InputError(
-                f"corpus {self.name} holds the id {rows.max()}, tokenizer {self.tokenizer.name} has {self.vocab_size} "
-                "ids; open it with the tokenizer it was made with."
-            )
-        both = torch.from_numpy(rows)
-        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
-
-
-def _check_window(corpus: Corpus, split: str, ids: np.ndarray, context: int) -> None:
-    if ids.size < context + 1:
-        raise InputError(
-            f"the {split} split of {corpus.name} has {ids.size} tokens, a context of {context} needs {context + 1}; "
-            "use a longer text or a shorter context."
-        )
 
 
 def open_corpus(
@@ -227,8 +126,8 @@ def _split(source: TextSource, documents: Iterator[str], fraction: float) -> tup
     hashes = sorted(tokenfiles.text_hash(text) for text in documents)
     if not hashes or hashes[0] == hashes[-1]:
         raise InputError(
-            f"corpus {source.name} holds {len(set(hashes))} different documents; two are needed, one to train and one held "
-            "out: give more text, or part the documents by <|endoftext|> or blank lines."
+            f"corpus {source.name} holds {len(set(hashes))} different documents; two are needed, one to train and one "
+            "held out: give more text, or part the documents by <|endoftext|> or blank lines."
         )
     return len(hashes), min(max(tokenfiles.cut_of(fraction), hashes[0] + 1), hashes[-1])
 
@@ -272,7 +171,7 @@ def _open_tokens(path: Path, name: str, root: Path, fraction: float) -> Corpus:
         missing = [f"{split}.bin" for split in tokenfiles.SPLITS if not (path / f"{split}.bin").is_file()]
         if missing:
             raise InputError(
-                f"folder {path} holds no {' and no '.join(missing)}; give a folder with train.bin and val.bin or a file."
+                f"folder {path} holds no {' and no '.join(missing)}; give a folder with train.bin and val.bin."
             )
         splits = {split: tokenfiles.open_tokens(path / f"{split}.bin") for split in tokenfiles.SPLITS}
     else:
@@ -280,15 +179,37 @@ def _open_tokens(path: Path, name: str, root: Path, fraction: float) -> Corpus:
         start = tokenfiles.tail_start(ids, fraction, tokenizer.end_of_text)
         splits = {"train": ids[:start], "val": ids[start:]}
 
+    built = _built(path)
+
     def build(folder: Path) -> dict[str, Any]:
         scans = {split: tokenfiles.scan(ids, tokenizer.end_of_text) for split, ids in splits.items()}
-        return _token_manifest(path.name, tokenizer, scans)
+        for split, found in scans.items():
+            if built and built["sha256"][split] != found["sha256"]:
+                raise InputError(f"{path / split}.bin is damaged (its sha256 is not the manifest's); build it again.")
+        return _token_manifest(path.name, tokenizer, scans) | built
 
     files = [path / f"{split}.bin" for split in splits] if path.is_dir() else [path]
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     identity = {"files": stats, "tokenizer": tokenizer.fingerprint, "val_fraction": fraction, "format": _FORMAT}
     folder, manifest = entry(root / "corpora", f"{path.name}-{tokenizer.name}", identity, build)
-    return Corpus(path.name, tokenizer, splits["train"], splits["val"], manifest, folder)
+    return Corpus(manifest["source"], tokenizer, splits["train"], splits["val"], manifest, folder)
+
+
+def _built(path: Path) -> dict[str, Any]:
+    """What `kronzo data build` wrote beside the token files of a folder, or nothing.
+
+    Raises:
+        InputError: the manifest is damaged.
+    """
+    if not (path / MANIFEST).is_file():
+        return {}
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        return {key: manifest[key] for key in ("source", "documents", "bytes", "sha256", "versions")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path / MANIFEST} is unreadable ({error!r}); build the folder again or remove it."
+        ) from error
 
 
 def _tokenizer_of(path: Path, name: str) -> Tokenizer:
@@ -307,8 +228,8 @@ def _token_manifest(source: str, tokenizer: Tokenizer, scans: dict[str, dict[str
     largest = max(found["largest"] for found in scans.values())
     if largest >= tokenizer.vocab_size:
         raise InputError(
-            f"corpus {source} holds the id {largest}, tokenizer {tokenizer.name} has {tokenizer.vocab_size} ids; name the "
-            "tokenizer its ids are of, as gpt2."
+            f"corpus {source} holds the id {largest}, tokenizer {tokenizer.name} has {tokenizer.vocab_size} ids; name "
+            "the tokenizer its ids are of, as gpt2."
         )
     columns = {
         what: {split: found[what] for split, found in scans.items()} for what in ("documents", "tokens", "sha256")

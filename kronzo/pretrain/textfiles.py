@@ -1,23 +1,29 @@
-"""Documents from files: plain text, JSON lines and parquet, streamed, with the place of what is broken."""
+"""Documents from files: plain text, JSON lines, parquet and tar, streamed, with the place of what is broken."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import json
+import lzma
 import os
+import re
+import tarfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from kronzo.errors import InputError
 
 Progress = Callable[[str, int, int], None]
 
-SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
+SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet", ".tar", ".tar.gz", ".tar.xz", ".xz")
 _SEPARATOR = "<|endoftext|>"
 _BLOCK = 2048
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError)
 _FORMAT = 1
 
 
@@ -51,7 +57,7 @@ def text_sha256(documents: Iterable[str]) -> str:
 
 
 def text_file(path: Path) -> TextSource:
-    """A file of text: .txt, .jsonl and .jsonl.gz with {"text": ...} a line, or .parquet with a column `text`.
+    """A file of text: .txt, .jsonl(.gz) of {"text": ...}, .parquet with a column `text`, or tar.
 
     A .txt is cut at "<|endoftext|>" where it has some, otherwise at blank lines into documents of at
     least 2 048 characters (at a line's end where 8 192 hold no blank line).
@@ -77,7 +83,9 @@ def read_documents(path: Path) -> Iterator[str]:
         return _parquet(path)
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return read_jsonl(path)
-    return _plain(path)
+    if path.name.endswith(".txt"):
+        return _plain(path)
+    return _tar(path)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -86,13 +94,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rb") as file:
-            lines: BinaryIO = file  # type: ignore[assignment]
+            lines: IO[bytes] = file  # type: ignore[assignment]
             for number, line in enumerate(lines, 1):
                 yield number, line.decode("utf-8")
                 offset += len(line)
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: byte {offset + error.start} is not UTF-8; convert the file to UTF-8.") from error
-    except (OSError, EOFError) as error:
+    except _BROKEN as error:
         raise InputError(f"{path} cannot be read ({error}); it is damaged or not readable: copy it again.") from error
 
 
@@ -108,6 +116,10 @@ def read_jsonl(path: Path) -> Iterator[str]:
         text = value.get("text") if isinstance(value, dict) else value
         if not isinstance(text, str):
             raise InputError(f'{path}, line {number}: no text; every line needs an object {{"text": "..."}}.')
+        if _SURROGATE.search(text):
+            raise InputError(
+                f"{path}, line {number}: half a surrogate pair, which UTF-8 lacks; mend the escapes \\ud8xx."
+            )
         yield text
 
 
@@ -139,7 +151,7 @@ def _parquet(path: Path) -> Iterator[str]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
             if "text" not in file.schema_arrow.names:
                 raise InputError(
                     f"{path} has the columns {', '.join(file.schema_arrow.names)}; it needs one named text."
@@ -148,3 +160,28 @@ def _parquet(path: Path) -> Iterator[str]:
                 yield from (text for text in batch.column(0).to_pylist() if text)
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path} is not a readable parquet file ({error}); copy it again.") from error
+
+
+def _tar(path: Path) -> Iterator[str]:
+    try:
+        with path.open("rb") as file:
+            yield from _members(file, path.name)
+    except _BROKEN as error:
+        raise InputError(f"{path} is not a readable tar archive ({error}); copy it again.") from error
+
+
+def _members(file: IO[bytes], name: str) -> Iterator[str]:
+    """The texts of a tar of any compression and of the tars in it, read in passing: nothing is unpacked on disk."""
+    with tarfile.open(fileobj=file, mode="r|*") as archive:
+        for member in archive:
+            inner = archive.extractfile(member) if member.isfile() else None
+            if inner is None:
+                continue
+            place = f"{name}/{member.name}"
+            if member.name.endswith((".tar", ".xz", ".tar.gz")):
+                yield from _members(inner, place)
+            elif member.name.endswith(".txt"):
+                try:
+                    yield from _document([inner.read().decode("utf-8")])
+                except UnicodeDecodeError as error:
+                    raise InputError(f"{place}: byte {error.start} is not UTF-8; convert the file to UTF-8.") from error

@@ -22,7 +22,7 @@ _ENCODE_CHARACTERS = 2_000_000
 
 def text_hash(text: str) -> int:
     """The first eight bytes of the sha256 of a text, as a number below 2^64."""
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).digest()[:8], "big")
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")
 
 
 def cut_of(fraction: float) -> int:
@@ -118,7 +118,7 @@ def write_splits(
                 files[split].write(np.append(ids, np.uint16(tokenizer.end_of_text)).astype("<u2").tobytes())
                 counts["documents"][split] += 1
                 counts["tokens"][split] += ids.size + 1
-                counts["bytes"][split] += len(text.encode("utf-8", errors="surrogatepass"))
+                counts["bytes"][split] += len(text.encode("utf-8"))
             total += len(batch)
             done(total)
     return counts
