@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from kronzo import __version__
 from kronzo.errors import InputError
+from kronzo.pretrain import data_cli
 
 app = typer.Typer(
     name="kronzo",
@@ -19,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(data_cli.app)
 
 
 def _version(value: bool) -> None:
@@ -84,8 +87,23 @@ def list_runs(
     typer.echo(table.to_json(orient="records") if as_json else runs.as_text(table))
 
 
+def _refuse_namesake() -> None:
+    """Exit when `import spectra` would find the colour package of the same name; nothing is imported for it."""
+    spec = find_spec("spectra")
+    home = Path(spec.origin).parent if spec is not None and spec.origin else None
+    if home is None or not (home / "hooks.py").is_file():
+        found = "no package" if home is None else f"{home}, the colour package"
+        typer.echo(
+            f"kronzo: `import spectra` finds {found}; kronzo brings its own spectra and one environment has room for one; "
+            "uninstall it and install kronzo again",
+            err=True,
+        )
+        sys.exit(2)
+
+
 def main() -> None:
     """Run the command; what a user can cause is one sentence and exit code 2."""
+    _refuse_namesake()
     try:
         app()
     except InputError as error:

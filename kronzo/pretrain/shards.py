@@ -41,7 +41,7 @@ def find_inputs(paths: Iterable[Path]) -> list[TextSource]:
         named = [file for file in files if file.name.endswith(SUFFIXES)]
         if not named:
             raise InputError(
-                f"{path} is and holds no text; give files named {', '.join(SUFFIXES)} or a folder of them."
+                f"{path} holds no text; give files named {', '.join(SUFFIXES)} or a folder of them."
             )
         found += [text_file(file) for file in named]
     return found
