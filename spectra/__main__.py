@@ -1,0 +1,5 @@
+"""`python -m spectra`."""
+
+from spectra.cli import main
+
+main()
