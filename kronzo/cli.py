@@ -94,8 +94,8 @@ def _refuse_namesake() -> None:
     if home is None or not (home / "hooks.py").is_file():
         found = "no package" if home is None else f"{home}, the colour package"
         typer.echo(
-            f"kronzo: `import spectra` finds {found}; kronzo brings its own spectra and one environment has room for one; "
-            "uninstall it and install kronzo again",
+            f"kronzo: `import spectra` finds {found}; kronzo brings a spectra of its own; "
+            "uninstall the other and install kronzo again",
             err=True,
         )
         sys.exit(2)
