@@ -1,7 +1,7 @@
 """RUN/checkpoints/N: model.safetensors, state.pt and meta.json, complete or absent.
 
-A checkpoint is written in a folder beside, brought to the disk and renamed; its meta.json holds the checksums of the
-other files, so that a truncated or changed one is recognised and the one before is taken. Nothing in it is executed
+A checkpoint is written in a folder beside, brought to the disk and renamed; its meta.json holds checksums of itself
+and the other files, so that a truncated or changed one is recognised and the one before is taken. Nothing in it is executed
 when it is read: safetensors, and torch.load with weights_only.
 """
 
@@ -68,7 +68,7 @@ def save(run: Path, step: int, model: nn.Module, state: Mapping[str, Any], meta:
         _save_weights(dict(model.named_parameters()), beside / MODEL)
         torch.save(dict(state), beside / STATE)
         files = {name: _fingerprint(beside / name) for name in (MODEL, STATE)}
-        (beside / META).write_text(json.dumps({"step": step, **meta, "files": files}, indent=1), encoding="utf-8")
+        _write_meta(beside / META, {"step": step, **meta, "files": files})
         for name in (MODEL, STATE, META, ""):
             _sync(beside / name)
         target = root / str(step)
@@ -119,7 +119,7 @@ def read(path: Path) -> Checkpoint:
         InputError: a missing, truncated or changed file.
     """
     try:
-        meta = json.loads((path / META).read_text(encoding="utf-8"))
+        meta = _read_meta(path / META)
         for name, expected in meta["files"].items():
             if _fingerprint(path / name) != expected:
                 raise InputError(f"{path / name}: damaged, its checksum differs from the one in {META}.")
@@ -182,6 +182,21 @@ def _fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"sha256": digest, "bytes": path.stat().st_size}
+
+
+def _write_meta(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps({"sha256": _digest(values), **values}, indent=1), encoding="utf-8")
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if values.pop("sha256") != _digest(values):
+        raise InputError(f"{path}: damaged, its own checksum differs.")
+    return values
+
+
+def _digest(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _sync(path: Path) -> None:

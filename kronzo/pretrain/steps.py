@@ -23,13 +23,13 @@ class Outcome:
     """What one step measured and what it cost.
 
     Args:
-        loss: mean loss at the weights before the step, a scalar on the model's device.
+        loss: mean loss at the weights before the step, a number or a scalar on the model's device.
         forwards: forwards of the model, a backward counted as two.
         token_forwards: tokens passed through them.
         details: further values for the log.
     """
 
-    loss: Tensor
+    loss: Tensor | float
     forwards: int
     token_forwards: int
     details: dict[str, Any]
@@ -78,8 +78,8 @@ def _zeroth_order(model: GPT2, optimizer: Any, config: OptimizerConfig, accumula
             forwards += 1
             return _mean_loss(model, *slices[index], accumulate)
 
-        loss = optimizer.step(closure)
-        return Outcome(loss, forwards, forwards * slices[0][0].numel(), _details(optimizer))
+        optimizer.step(closure)
+        return Outcome(optimizer.last.loss, forwards, forwards * slices[0][0].numel(), _details(optimizer))
 
     return step
 

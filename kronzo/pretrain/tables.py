@@ -166,5 +166,10 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{json.dumps(key)} = {_toml(part)}' for key, part in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False)
+        return f"{{ {', '.join(f'{_quoted(key)} = {_toml(part)}' for key, part in value.items())} }}"
+    return _quoted(value) if isinstance(value, str) else str(value)
+
+
+def _quoted(text: str) -> str:
+    """Return a TOML basic string: JSON's, but for DEL, which TOML forbids, and surrogate pairs, which it lacks."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
