@@ -1,8 +1,8 @@
 """RUN/checkpoints/N: model.safetensors, state.pt and meta.json, complete or absent.
 
 A checkpoint is written in a folder beside, brought to the disk and renamed; its meta.json holds checksums of itself
-and the other files, so that a truncated or changed one is recognised and the one before is taken. Nothing in it is executed
-when it is read: safetensors, and torch.load with weights_only.
+and of the other files, so that a truncated or changed one is recognised and the one before is taken. Nothing in it is
+executed when it is read: safetensors, and torch.load with weights_only.
 """
 
 from __future__ import annotations

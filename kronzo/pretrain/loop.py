@@ -175,15 +175,16 @@ class _Trainer:
                     record |= self._evaluate()
                 metrics.write(record)
                 report.update(now.step, f"val {now.val_loss:.3f}")
-                halt = interrupted.is_set() or stop(now.step)
+                wanted = stop(now.step)
+                signalled = interrupted.is_set()
                 seconds = self.config.checkpoint.every_seconds
                 late = bool(seconds) and time.monotonic() - saved > seconds
-                if now.step in saves or late or halt or now.diverged:
+                if now.step in saves or late or wanted or signalled or now.diverged:
                     self._save(metrics)
                     saved = time.monotonic()
-                if interrupted.is_set():
+                if signalled:
                     raise KeyboardInterrupt
-                if halt:
+                if wanted:
                     break
         return self._finish()
 

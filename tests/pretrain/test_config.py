@@ -233,7 +233,7 @@ def test_a_budget_below_one_step_and_an_indivisible_batch_are_refused() -> None:
     built = optimizers.build(model(), section, seed=0)
     with pytest.raises(InputError, match="batch_size = 4 is not a multiple of 3 slices"):
         steps.num_steps(configs.BudgetConfig(batch_size=4), section, built, 16)
-    with pytest.raises(InputError, match="budget.tokens = 10 is less than one step: kronzo needs 96 a step"):
+    with pytest.raises(InputError, match=r"budget.tokens = 10 is less than one step: kronzo needs 96 a step"):
         steps.num_steps(configs.BudgetConfig(batch_size=6, tokens=10), section, built, 16)
 
 

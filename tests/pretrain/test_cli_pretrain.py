@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from small_runs import BASE, small_config
+
+from kronzo import cli
+from kronzo.errors import InputError
+from kronzo.pretrain import launch, runs
+from kronzo.pretrain.config import from_dict, to_toml
+from kronzo.pretrain.log import MetricsWriter, read_metrics
+from kronzo.pretrain.loop import pretrain
+from kronzo.pretrain.progress import Reporter
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(to_toml(from_dict(BASE)))
+    return path
+
+
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """Run `kronzo ARGUMENTS` in this process; return its exit code and what it printed."""
+    monkeypatch.setattr(sys, "argv", ["kronzo", *map(str, arguments)])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as ending:
+        code = int(ending.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def test_pretrain_runs_goes_on_and_repeats(
+    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = ("pretrain", config_file, "--method", "kronzo", "--set", "optimizer.lr=0.002", "--quiet")
+    code, first = command(monkeypatch, capsys, *line)
+    assert code == 0 and "12 steps, 768 tokens, 1536 token_forwards, validation loss" in first
+    assert command(monkeypatch, capsys, *line) == (0, first)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("kronzo-")
+    assert command(monkeypatch, capsys, "pretrain", run.relative_to(tmp_path)) == (0, first)
+    code, repeated = command(monkeypatch, capsys, "pretrain", run / "config.toml", "--out", tmp_path / "again")
+    assert code == 0 and first.split("validation loss")[1].split(",")[0] in repeated
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "optimizer.lrr=1"], "did you mean optimizer.lr?"),
+        (["--method", "kronz"], "did you mean 'kronzo'"),
+        (["--model", "nanno"], "did you mean 'nano'"),
+        (["--data", "absent.txt"], "absent.txt"),
+        (["--init", "absent"], "absent: no weights can be read"),
+        (["--out", "small.toml/run"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_two(
+    tmp_path: Path,
+    config_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = command(monkeypatch, capsys, "pretrain", config_file, "--quiet", *arguments)
+    assert code == 2 and words in said and said.startswith("kronzo: ") and "Traceback" not in said
+
+
+def test_options_beat_the_file_and_settings_beat_options(config_file: Path) -> None:
+    config = launch.compose(
+        config_file, model="micro", method="lozo", data="pytopics", tokenizer="gpt2", settings=["data.source=synthetic"]
+    )
+    assert (config.model.name, config.model.width) == ("micro", 16)
+    assert (config.optimizer.method, config.data.tokenizer, config.data.source) == ("lozo", "gpt2", "synthetic")
+    assert launch.default_out(config, None) == launch.default_out(config, config_file)
+    assert launch.default_out(config, None) != launch.default_out(small_config(), None)
+
+
+def test_init_brings_the_model_and_the_tokenizer_of_its_run(tmp_path: Path) -> None:
+    pretrain(small_config(), tmp_path / "first", progress=False)
+    for init in (tmp_path / "first", tmp_path / "first" / "checkpoints" / "12"):
+        config = launch.compose(init=str(init), data="synthetic")
+        assert (config.model.width, config.model.vocab_size, config.init) == (16, 64, str(init))
+    assert launch.compose(init="elsewhere.safetensors").model.name == "nano"
+
+
+def test_sample_is_seeded_starts_with_the_prompt_and_stays_in_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretrain(small_config(), tmp_path / "run", progress=False)
+    code, said = command(monkeypatch, capsys, "sample", tmp_path / "run", "1 2 3", "--tokens", "30", "--seed", "1")
+    assert code == 0 and said.startswith("1 2 3")
+    texts = [runs.sample(tmp_path / "run", "1 2 3", tokens=30, seed=seed) for seed in range(8)]
+    assert texts[1] == said.strip() and len(set(texts)) > 4
+    ids = [[int(word) for word in text.split()] for text in texts]
+    assert all(row[:3] == [1, 2, 3] and len(row) <= 33 and max(row) < 64 for row in ids) and max(map(len, ids)) > 3
+    model, tokenizer = runs.open_model(tmp_path / "run")
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([[tokenizer.end_of_text, 1, 2, 3]]))[0, -1]
+    greedy = runs.sample(tmp_path / "run", "1 2 3", tokens=1, temperature=0)
+    assert greedy == tokenizer.decode([1, 2, 3, int(logits.argmax())])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), [(["--tokens", "0"], "tokens >= 1"), (["--temperature", "-1"], "-1.0")]
+)
+def test_sample_refuses(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
+) -> None:
+    code, said = command(monkeypatch, capsys, "sample", tmp_path, "x", *arguments)
+    assert code == 2 and words in said
+    code, said = command(monkeypatch, capsys, "sample", tmp_path, "x")
+    assert code == 2 and "no config.toml there" in said
+
+
+def test_runs_lists_state_budget_and_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished = pretrain(small_config(), tmp_path / "a", progress=False)
+    pretrain(small_config("optimizer.method=sgd"), tmp_path / "deep" / "b", progress=False, stop=lambda step: step == 5)
+    code, said = command(monkeypatch, capsys, "runs", tmp_path, "--json")
+    rows = json.loads(said)
+    assert code == 0 and [row["run"] for row in rows] == ["a", "deep/b"]
+    assert [(row["steps"], row["of"], row["state"]) for row in rows] == [(12, 12, "finished"), (5, 12, "stopped")]
+    assert rows[0]["val_loss"] == pytest.approx(finished.val_loss) and rows[1]["method"] == "sgd"
+    with (tmp_path / "deep" / "b" / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert list(runs.list_runs(tmp_path)["state"]) == ["finished", "running"]
+    code, said = command(monkeypatch, capsys, "runs", tmp_path)
+    assert code == 0 and max(map(len, said.splitlines())) <= 80
+    with pytest.raises(InputError, match="no such folder"):
+        runs.list_runs(tmp_path / "absent")
+    assert "no runs here" in runs.as_text(runs.list_runs(tmp_path / "a" / "checkpoints"))
+
+
+def test_metrics_are_cut_to_the_checkpoint_and_half_a_line_is_left_out(tmp_path: Path) -> None:
+    import torch
+
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as metrics:
+        metrics.write({"step": 1, "loss": torch.tensor(2.5), "accepted": True})
+        size = metrics.sync()
+        metrics.write({"step": 2, "loss": float("nan"), "accepted": False})
+    assert size < path.stat().st_size
+    assert path.read_text().splitlines()[1] == '{"step": 2, "loss": null, "accepted": false}'
+    with path.open("a") as file:
+        file.write('{"step": 3, "lo')
+    table = read_metrics(tmp_path)
+    assert list(table["step"]) == [1, 2] and table["loss"].isna().tolist() == [False, True]
+    with MetricsWriter(path, size) as metrics:
+        metrics.write({"step": 2, "loss": 1.0})
+    assert list(read_metrics(path)["step"]) == [1, 2] and read_metrics(path)["loss"].tolist() == [2.5, 1.0]
+
+
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(0, 10_000, 3))
+    monkeypatch.setattr("kronzo.pretrain.progress.time.monotonic", lambda: float(next(seconds)))
+    plain = Console(file=None, record=True, force_terminal=False, width=80, quiet=False)
+    with plain.capture() as lines, Reporter("adamw run", 10, console=plain) as report:
+        for step in range(1, 11):
+            report.update(step, "val 3.210")
+    shown = lines.get().splitlines()
+    assert shown == [
+        "adamw run: 4/10 val 3.210, 18 s left",
+        "adamw run: 8/10 val 3.210, 6 s left",
+        "adamw run: 10/10 val 3.210, done",
+    ]
+    terminal = Console(force_terminal=True, width=80)
+    with terminal.capture() as bar, Reporter("adamw run", 10, console=terminal) as report:
+        report.update(5, "val 3.210")
+    assert "5/10" in bar.get() and "val 3.210" in bar.get()
+    with plain.capture() as nothing, Reporter("quiet", 10, show=False, console=plain) as report:
+        report.update(10)
+    assert nothing.get() == ""
