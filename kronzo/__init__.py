@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kronzo.errors import InputError
 
 if TYPE_CHECKING:
-    from kronzo.methods import LOZO, METHODS, KronZO, MeZO, SubZero, published
+    from kronzo.methods import FZOO, LOZO, METHODS, KronZO, MeZO, SubZero, TeZO, published
     from kronzo.optim import StepReport, ZeroOrder
     from kronzo.summary import summary
 
@@ -21,7 +21,9 @@ _LAZY = {
     "KronZO": "kronzo.methods",
     "LOZO": "kronzo.methods",
     "SubZero": "kronzo.methods",
+    "TeZO": "kronzo.methods",
     "MeZO": "kronzo.methods",
+    "FZOO": "kronzo.methods",
     "METHODS": "kronzo.methods",
     "published": "kronzo.methods",
     "ZeroOrder": "kronzo.optim",
@@ -30,6 +32,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "FZOO",
     "LOZO",
     "METHODS",
     "InputError",
@@ -37,6 +40,7 @@ __all__ = [
     "MeZO",
     "StepReport",
     "SubZero",
+    "TeZO",
     "ZeroOrder",
     "__version__",
     "published",

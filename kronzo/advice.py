@@ -1,22 +1,32 @@
-"""What a step reports, and the warnings that are said once when steps have become meaningless."""
+"""What a step reports, and what is said aloud when steps are meaningless or shapes are badly chosen."""
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from kronzo.rules import Outcome
+from kronzo.spaces.base import Space
+from kronzo.spaces.kronecker import KroneckerSpace, best_pair
 from kronzo.trial import OpenStep
+from kronzo.validation import resolution_of
+
+_BAD_SIDE = 8
+"""A side is badly factored when its larger factor exceeds the smaller one this many times."""
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step saw and did; losses are those the closure returned."""
+    """What one step saw and did; losses and coefficients are of the loss that the closure returned."""
 
     step: int
     loss: float
     coefficients: tuple[float, ...]
+    """c_i, NaN where a loss was not finite and the probe was rejected."""
     accepted: bool
     candidate_loss: float | None
     threshold: float | None
@@ -25,6 +35,28 @@ class StepReport:
     resolution: float
     """Smallest difference that the loss's number format can show in a coefficient: ulp(loss) / (2 eps)."""
     reason: str
+
+    @property
+    def rejected_probes(self) -> int:
+        """Directions left out because a loss was NaN or infinite."""
+        return sum(math.isnan(c) for c in self.coefficients)
+
+
+def report_of(step: int, outcome: Outcome, current: OpenStep) -> StepReport:
+    """The report of a concluded step."""
+    sign = current.sign
+    return StepReport(
+        step,
+        sign * outcome.loss,
+        tuple(sign * c for c in outcome.coefficients),
+        outcome.accepted,
+        None if outcome.candidate_loss is None else sign * outcome.candidate_loss,
+        None if outcome.threshold is None else sign * outcome.threshold,
+        current.forwards,
+        current.search.sweeps,
+        resolution_of(outcome.loss, current.loss_dtype, current.eps),
+        outcome.reason,
+    )
 
 
 def warn_once(said: set[str], report: StepReport, current: OpenStep) -> None:
@@ -39,19 +71,45 @@ def warn_once(said: set[str], report: StepReport, current: OpenStep) -> None:
     if "unmoved" in said or not report.accepted or report.step & (report.step - 1):
         return
     for entry in current.search.entries:
-        low = entry.parameter.dtype in (torch.float16, torch.bfloat16)
-        if low and current.search.snapshot and entry.snapshot is not None:
-            moved = (entry.parameter != entry.snapshot).float().mean().item()
-            if moved < 0.01:
-                said.add("unmoved")
-                warnings.warn(
-                    f"the update moved {moved:.2%} of {entry.name} ({entry.parameter.dtype}): steps below its "
-                    "resolution are lost; raise lr or keep the weights in float32.",
-                    stacklevel=5,
-                )
-                return
+        if entry.snapshot is None or entry.parameter.dtype not in (torch.float16, torch.bfloat16):
+            continue
+        moved = (entry.parameter != entry.snapshot).float().mean().item()
+        if moved < 0.01:
+            said.add("unmoved")
+            warnings.warn(
+                f"the update moved {moved:.2%} of {entry.name} ({entry.parameter.dtype}): steps below its resolution "
+                "are lost; raise lr or keep the weights in float32.",
+                stacklevel=5,
+            )
+            return
 
 
 def _unresolved(report: StepReport) -> bool:
     below = sum(abs(c) <= report.resolution for c in report.coefficients)
     return 2 * below > len(report.coefficients)
+
+
+def warn_of_shapes(said: set[str], named: Sequence[tuple[str, Space]]) -> None:
+    """Warn once of a prime or badly factored side, with the padding that would help."""
+    for name, space in named:
+        if "factors" in said or not isinstance(space, KroneckerSpace):
+            continue
+        for side in space.matrix:
+            small, large = best_pair(side)
+            if side >= 64 and large > _BAD_SIDE * small and _is_pair(space, small, large):
+                said.add("factors")
+                padded = next(k for k in range(side, 2 * side) if best_pair(k)[1] <= 2 * best_pair(k)[0])
+                pair = best_pair(padded)
+                warnings.warn(
+                    f"{name} {space.matrix}: {side} = {small} * {large} gives factors {small} x {large}, so more is "
+                    f"stored and fewer directions differ; pad that side to {padded} = {pair[0]} * {pair[1]} or pass "
+                    "factors=.",
+                    stacklevel=4,
+                )
+                break
+
+
+def _is_pair(space: KroneckerSpace, small: int, large: int) -> bool:
+    """Whether the space uses these factors, and not others that the user has chosen."""
+    (m1, n1), (m2, n2) = space.coordinates or (0, 0), space.kept_shapes["B"]
+    return (small, large) in ((m1, m2), (n1, n2))

@@ -6,7 +6,6 @@ how the weights move, noise.py what is drawn.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -15,15 +14,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kronzo.advice import StepReport, warn_once
+from kronzo import state as entries_of_state
+from kronzo.advice import StepReport, report_of, warn_of_shapes, warn_once
 from kronzo.errors import InputError
 from kronzo.noise import Law, Noise, Source
 from kronzo.rules import Outcome, Rule, WindowRule
-from kronzo.search import Entry, Search, compute_dtype
+from kronzo.search import Entry, Search
 from kronzo.settings import Settings, rule_of
 from kronzo.spaces.base import Family, Space
 from kronzo.trial import OpenStep
-from kronzo.validation import check_group, check_values, resolution_of, same_tensor_once, whole
+from kronzo.validation import check_group, check_values, refuse_replicas, same_tensor_once, whole
 
 
 class ZeroOrder(torch.optim.Optimizer):
@@ -86,11 +86,11 @@ class ZeroOrder(torch.optim.Optimizer):
             rule_of(rule, window_rule), directions, refresh_every, window, data, momentum, restore, noise, law, maximize
         )
         whole("seed", seed, 0)
+        refuse_replicas()
         self.family = space
         self._search: Search | None = None
         self._open: OpenStep | None = None
-        self._undo: dict[Entry, tuple[dict[str, Tensor], Tensor | None]] = {}
-        self._buffers: list[Tensor] = []
+        self._modules: list[nn.Module] = []
         self._warned: set[str] = set()
         self.last: StepReport | None = None
         defaults: dict[str, Any] = {"lr": lr, "eps": eps, "scale": 1.0, "weight_decay": weight_decay}
@@ -103,61 +103,55 @@ class ZeroOrder(torch.optim.Optimizer):
     # ------------------------------------------------------------------ groups and state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters; they get kept factors at once, so that state_dict is complete from construction."""
-        if getattr(self, "_open", None) is not None:
+        """Add parameters; they get kept factors at once, so that state_dict is complete from construction.
+
+        Raises:
+            InputError: a value or a tensor that cannot work, or a step is half done; nothing is added then.
+        """
+        if self._open is not None:
             raise InputError("add_param_group between estimate() and step(): finish the step first.")
+        index = sum(len(g["params"]) for g in self.param_groups)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        group.update({key: self.param_groups[0][key] for key in ("seed", "step", "window")})
-        check_group(group)
-        index = sum(len(g["params"]) for g in self.param_groups[:-1])
-        refresh = self.settings.refresh_every
-        drawn_at = group["step"] // refresh * refresh if refresh else 0
+        group.update({key: self.param_groups[0][key] for key in entries_of_state.SHARED})
+        try:
+            check_group(group, self.settings.restore)
+        except InputError:
+            self.param_groups.pop()
+            raise
         for offset, parameter in enumerate(group["params"]):
-            self._start_state(parameter, self.family(parameter.shape), index + offset, drawn_at)
+            self.state[parameter] = entries_of_state.initial(
+                parameter, self.family(parameter.shape), index + offset, group["seed"], self._refreshed_at(0),
+                momentum=bool(self.settings.momentum),
+            )  # fmt: skip
+        warn_of_shapes(self._warned, [(self._name(group, k), self.family(p.shape)) for k, p in _each(group)])
         self._search = None
 
-    def _start_state(self, parameter: Tensor, space: Space, index: int, step: int) -> None:
-        state = self.state[parameter]
-        state.update(self._draw_kept(parameter, space, index, step))
-        state["refreshed"] = torch.tensor(step)
-        if self.settings.momentum:
-            shape = space.coordinates if space.coordinates is not None else space.matrix
-            state["momentum"] = torch.zeros(shape, dtype=compute_dtype(parameter.dtype), device=parameter.device)
+    def _refreshed_at(self, present: int) -> int:
+        """The step whose kept factors are due now; those of step `present` stay when there is no interval."""
+        refresh, step = self.settings.refresh_every, self.param_groups[0]["step"]
+        return int(step - step % refresh if refresh else present)
 
-    def _draw_kept(self, parameter: Tensor, space: Space, index: int, step: int) -> dict[str, Tensor]:
-        noise = Noise(self.param_groups[0]["seed"], step)
-        kept = space.make_kept(lambda k, shape: noise.kept(index, k, shape))
-        return {key: v.to(parameter.device, compute_dtype(parameter.dtype)) for key, v in kept.items()}
+    @staticmethod
+    def _name(group: dict[str, Any], k: int) -> str:
+        names = group.get("param_names", [])
+        return str(names[k]) if k < len(names) else f"parameter {k} of its group"
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load; float32 factors stay float32 beside weights of lower precision (torch would round them)."""
-        mine = [len(g["params"]) for g in self.param_groups]
-        theirs = [len(g["params"]) for g in state_dict["param_groups"]]
-        if mine != theirs:
-            raise InputError(
-                f"the state has groups of {theirs} parameters, this optimizer {mine}: load the matching one."
-            )
-        shapes = self._state_shapes()
-        super().load_state_dict(copy.deepcopy(state_dict))
-        order = [i for g in state_dict["param_groups"] for i in g["params"]]
-        parameters = [p for g in self.param_groups for p in g["params"]]
-        for i, parameter, expected in zip(order, parameters, shapes, strict=True):
-            saved = state_dict["state"].get(i, {})
-            found = {k: tuple(v.shape) for k, v in saved.items()}
-            if found != expected:
-                raise InputError(
-                    f"the state of parameter {i} holds {found}, this optimizer needs {expected}: it was saved by "
-                    "another method, rank, factor rule or momentum; build the optimizer with the settings of the run."
-                )
-            for key, value in saved.items():
-                device = value.device if key == "refreshed" else parameter.device
-                self.state[parameter][key] = value.detach().clone().to(device)
-        self._search, self._open = None, None
+        """Load; float32 factors stay float32 beside weights of lower precision (torch would round them).
 
-    def _state_shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        parameters = [p for g in self.param_groups for p in g["params"]]
-        return [{k: tuple(v.shape) for k, v in self.state[p].items()} for p in parameters]
+        Raises:
+            InputError: the state is of an optimizer built with other settings; nothing is changed then.
+        """
+        if self._open is not None:
+            raise InputError("load_state_dict() between estimate() and step(): call step() first.")
+        entries_of_state.check_loaded(state_dict, self.param_groups, self.state)
+        super().load_state_dict(state_dict)
+        for key, parameter in entries_of_state.pairs(state_dict, self.param_groups):
+            for name, value in state_dict["state"].get(key, {}).items():
+                device = "cpu" if name == entries_of_state.DRAWN_AT else parameter.device
+                self.state[parameter][name] = value.detach().clone().to(device)
+        self._search = None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides the next steps: seed, step, kept factors, window, momentum."""
@@ -166,18 +160,12 @@ class ZeroOrder(torch.optim.Optimizer):
         return super().state_dict()
 
     def __getstate__(self) -> dict[str, Any]:
-        extra = ("family", "settings", "last", "_buffers", "_warned")
-        return {
-            **super().__getstate__(),
-            **{k: self.__dict__[k] for k in extra},
-            "_search": None,
-            "_open": None,
-            "_undo": {},
-        }
+        kept = {key: self.__dict__[key] for key in ("family", "settings", "last", "_modules", "_warned")}
+        return {**super().__getstate__(), **kept, "_search": None, "_open": None}
 
     def attach(self, model: nn.Module) -> ZeroOrder:
         """Name the model, so that buffers its forward changes (BatchNorm) are put back between probes."""
-        self._buffers = list(model.buffers())
+        self._modules = [module for module in model.modules() if next(module.buffers(recurse=False), None) is not None]
         return self
 
     # ------------------------------------------------------------------ stepping
@@ -199,8 +187,9 @@ class ZeroOrder(torch.optim.Optimizer):
             The loss at theta (averaging: the mean of the two-sided losses), a detached 0-dim float32 tensor.
 
         Raises:
-            InputError: nothing to do, or the closure returned something that is not one number. Whatever the closure
-                raises goes through; weights, random streams and the optimizer's state are then as before the step.
+            InputError: nothing to do, the closure returned something that is not one number, or the first steps show
+                that the probes destroy the model. Whatever the closure raises goes through; weights, random streams and
+                the optimizer's state are then as before the step.
         """
         if closure is not None and self._open is not None:
             raise InputError("step(closure) after estimate(): call step() without a closure to take the prepared step.")
@@ -210,8 +199,11 @@ class ZeroOrder(torch.optim.Optimizer):
             current = self._open or self._begin()
             window = self.param_groups[0]["window"]
             outcome = current.conclude(window) if closure is None else current.run(closure, window)
-            outcome = self._within_format(outcome)
-            current.search.settle(outcome.update, self.settings.momentum)
+            outcome = self._within_format(current.search, outcome)
+            if self.settings.momentum and outcome.accepted:
+                current.search.settle_with_momentum(self._applied(outcome.update), self.settings.momentum)
+            else:
+                current.search.goto("update", self._applied(outcome.update))
         except BaseException:
             self._abandon()
             raise
@@ -230,108 +222,86 @@ class ZeroOrder(torch.optim.Optimizer):
         except BaseException:
             self._abandon()
             raise
-        return (self._sign * loss).float()
+        return loss.float()
 
-    @property
-    def _sign(self) -> float:
-        return -1.0 if self.settings.maximize else 1.0
+    def _applied(self, update: dict[int, float]) -> dict[int, float]:
+        """The combination of directions that is applied: the measured one."""
+        return update
 
     def _begin(self) -> OpenStep:
-        """Refresh what is due, decay, and stand at theta."""
+        """Refresh what is due, decay, and stand at theta. The state changes only when the step is committed."""
+        refuse_replicas()
         first = self.param_groups[0]
         for group in self.param_groups:
             check_values(group)
-        step, refresh = first["step"], self.settings.refresh_every
-        search = self._searching()
-        self._undo = {entry: (dict(entry.kept), entry.momentum) for entry in search.entries}
-        if refresh and step and step % refresh == 0:
-            for entry in search.entries:
-                self._refresh(entry, step)
-        search.begin(
-            Noise(first["seed"], step, self.settings.law, self.settings.noise or "portable"), float(first["eps"])
-        )
+        search, s = self._searching(), self.settings
+        for entry in search.entries:
+            self._recall(entry, first["seed"])
+        search.begin(Noise(first["seed"], first["step"], s.law, s.noise or "portable"), float(first["eps"]))
         devices = list({entry.parameter.device for entry in search.entries})
-        s = self.settings
         self._open = OpenStep(
-            search, s.rule, s.directions, float(first["eps"]), s.data == "split", self._sign, devices, self._buffers
-        )
+            search, s.rule, s.directions, float(first["eps"]), s.data == "split", -1.0 if s.maximize else 1.0, devices,
+            self._modules,
+        )  # fmt: skip
         return self._open
 
-    def _refresh(self, entry: Entry, step: int) -> None:
+    def _recall(self, entry: Entry, seed: int) -> None:
+        """Kept factors and momentum of the coming step, from the state or freshly drawn."""
+        state = self.state[entry.parameter]
+        entry.kept, entry.momentum = entries_of_state.recall(state, entry.parameter)
+        present = int(state[entries_of_state.DRAWN_AT])
+        if (due := self._refreshed_at(present)) == present:
+            return
         old = entry.kept
-        entry.kept = self._draw_kept(entry.parameter, entry.space, entry.index, step)
+        entry.kept = entries_of_state.draw_kept(entry.parameter, entry.space, entry.index, seed, due)
         if entry.momentum is not None and old:
             entry.momentum = entry.space.carry(entry.momentum, old, entry.kept)
 
     def _searching(self) -> Search:
-        """The search over the parameters that require gradients now; made again when that set has changed."""
+        """The search over the parameters that require gradients now; made again when they have changed."""
         trainable = [p for g in self.param_groups for p in g["params"] if p.requires_grad and p.numel()]
-        current = [] if self._search is None else [entry.parameter for entry in self._search.entries]
-        if self._search is not None and list(map(id, trainable)) == list(map(id, current)):
+        if self._search is not None and self._search.covers(trainable):
             return self._search
         if not trainable:
             raise InputError("no parameter requires grad: unfreeze one, or pass others.")
         entries, index = [], 0
         for group in self.param_groups:
-            names = group.get("param_names", [])
-            for k, p in enumerate(group["params"]):
+            for k, p in _each(group):
                 if p.requires_grad and p.numel():
-                    state = self.state[p]
-                    kept = {key: v for key, v in state.items() if key not in ("refreshed", "momentum")}
-                    name = names[k] if k < len(names) else f"parameter {index}"
-                    space = self.family(p.shape)
-                    entries.append(Entry(p, space, index, group, name, kept, state.get("momentum")))
+                    entries.append(Entry(p, self.family(p.shape), index, group, self._name(group, k)))
                 index += 1
-        restore = self.settings.restore
-        low = any(p.dtype not in (torch.float32, torch.float64) for p in trainable)
-        self._search = Search(entries, restore == "snapshot" or (restore == "auto" and low))
+        self._search = Search(entries, self.settings.restore)
         return self._search
 
-    def _within_format(self, outcome: Outcome) -> Outcome:
+    def _within_format(self, search: Search, outcome: Outcome) -> Outcome:
         """No move when the step would leave the range of the weights' number format."""
-        search = self._searching()
         widest = min(torch.finfo(entry.parameter.dtype).max for entry in search.entries) / 100
         unit = max(search.factor(section.group, "update") for section in search.sections)
-        length = max((abs(c) for c in outcome.update.values()), default=0.0) * unit
-        if length <= widest:
+        if max((abs(c) for c in outcome.update.values()), default=0.0) * unit <= widest:
             return outcome
         return replace(outcome, update={}, accepted=False, reason="the step exceeds the weights' number format")
 
     def _commit(self, current: OpenStep, outcome: Outcome) -> Tensor:
         """Make the step part of the state and report it."""
+        step = self.param_groups[0]["step"]
         for entry in current.search.entries:
             state = self.state[entry.parameter]
-            if entry.kept:
-                state.update(entry.kept)
+            state.update(entry.kept)
+            state[entries_of_state.DRAWN_AT].fill_(self._refreshed_at(int(state[entries_of_state.DRAWN_AT])))
             if entry.momentum is not None:
-                state["momentum"] = entry.momentum
-        first = self.param_groups[0]
-        step = first["step"]
-        if self.settings.refresh_every and step and step % self.settings.refresh_every == 0:
-            for entry in current.search.entries:
-                self.state[entry.parameter]["refreshed"].fill_(step)
+                state[entries_of_state.MOMENTUM] = entry.momentum
         for group in self.param_groups:
             group["step"], group["window"] = step + 1, list(outcome.window)
-        resolution = resolution_of(outcome.loss, current.loss_dtype, current.eps)
-        losses = (outcome.loss, outcome.candidate_loss, outcome.threshold)
-        loss, candidate, threshold = (None if v is None else self._sign * v for v in losses)
-        assert loss is not None
-        self.last = StepReport(
-            step, loss, outcome.coefficients, outcome.accepted, candidate, threshold, current.forwards,
-            current.search.sweeps, resolution, outcome.reason,
-        )  # fmt: skip
+        self.last = report_of(step, outcome, current)
         self._open = None
         warn_once(self._warned, self.last, current)
-        return torch.tensor(loss, dtype=torch.float32)
+        return torch.tensor(self.last.loss, dtype=torch.float32)
 
     def _abandon(self) -> None:
         """Everything as before the step."""
         if self._open is not None:
             self._open.search.abandon()
             self._open = None
-        for entry, (kept, momentum) in self._undo.items():
-            entry.kept, entry.momentum = kept, momentum
-        self._undo = {}
 
     # ------------------------------------------------------------------ looking
 
@@ -352,3 +322,7 @@ class ZeroOrder(torch.optim.Optimizer):
                 f"directions={self.settings.directions}."
             )
         return self._search.direction(entry, i).view(parameter.shape)
+
+
+def _each(group: dict[str, Any]) -> Iterable[tuple[int, Tensor]]:
+    return enumerate(group["params"])

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass
@@ -25,17 +25,17 @@ class Surroundings:
     devices: dict[torch.device, Tensor]
     python: Any
     numpy: Any
-    buffers: list[tuple[Tensor, Tensor]]
+    buffers: list[tuple[nn.Module, str, Tensor, Tensor]]
 
     @classmethod
-    def capture(cls, devices: Sequence[torch.device], buffers: Sequence[Tensor]) -> Surroundings:
-        """Copy the present state (a tenth of a millisecond, and the size of the buffers)."""
+    def capture(cls, devices: Sequence[torch.device], modules: Sequence[nn.Module]) -> Surroundings:
+        """Copy the present state (a tenth of a millisecond, and the size of the modules' buffers)."""
         return cls(
             torch.get_rng_state(),
             {d: torch.get_device_module(d).get_rng_state(d) for d in devices if d.type != "cpu"},
             random.getstate(),
             np.random.get_state(legacy=False),  # noqa: NPY002 - the user's stream, not ours
-            [(b, b.clone()) for b in buffers],
+            [(m, name, b, b.clone()) for m in modules for name, b in m.named_buffers(recurse=False)],
         )
 
     def put_back(self, python: bool = True, numpy: bool = True) -> None:
@@ -47,8 +47,8 @@ class Surroundings:
             random.setstate(self.python)
         if numpy:
             np.random.set_state(self.numpy)  # noqa: NPY002
-        for buffer, value in self.buffers:
-            buffer.copy_(value)
+        for module, name, buffer, value in self.buffers:
+            setattr(module, name, buffer.copy_(value))
 
     def moved(self, later: Surroundings) -> tuple[bool, bool]:
         """Whether the `random` and numpy streams differ in a later state."""
@@ -59,9 +59,9 @@ class Surroundings:
 class Repeater:
     """Calls a closure from the same surroundings every time."""
 
-    def __init__(self, closure: Any, devices: Sequence[torch.device], buffers: Sequence[Tensor]) -> None:
-        self.closure, self.devices, self.buffers = closure, devices, buffers
-        self.before = Surroundings.capture(devices, buffers)
+    def __init__(self, closure: Any, devices: Sequence[torch.device], modules: Sequence[nn.Module]) -> None:
+        self.closure, self.devices, self.modules = closure, devices, modules
+        self.before = Surroundings.capture(devices, modules)
         self.after: Surroundings | None = None
         self._moved = (True, True)
 
@@ -71,7 +71,7 @@ class Repeater:
             self.before.put_back(*self._moved)
             return self.closure(*args)
         value = self.closure(*args)
-        self.after = Surroundings.capture(self.devices, self.buffers)
+        self.after = Surroundings.capture(self.devices, self.modules)
         self._moved = self.before.moved(self.after)
         return value
 

@@ -187,13 +187,17 @@ class Directional:
         return 3 * directions + 1
 
     def measure(self, trial: Trial) -> Tensor:
-        """(q, 5): L+, L-, candidate loss L_i, the coefficient its step was taken with, L(theta)."""
+        """(q, 5): L+, L-, candidate loss L_i, the coefficient its step was taken with, L(theta).
+
+        A candidate that cannot be reached or is theta itself (c = 0) has loss NaN: it cannot be the best.
+        """
         at_theta = trial.loss("probe", {}, None)
         rows = []
         for i in range(trial.directions):
             plus, minus = _two_sided(trial, i)
             c = trial.reachable((plus - minus) / (2 * trial.eps))
             candidate = trial.loss("update", {i: -c}, None)
+            candidate = torch.where(c == 0, math.nan, candidate)
             rows.append(torch.stack([plus, minus, candidate, c, at_theta]))
         return torch.stack(rows)
 
@@ -205,7 +209,7 @@ class Directional:
             return Outcome({}, at_theta, c, False, "the loss at theta is not finite", window)
         best, i_best = at_theta, None
         for i, row in enumerate(rows):
-            if row[2] < best:
+            if math.isfinite(row[2]) and row[2] < best:
                 best, i_best = row[2], i
         threshold = max(window)
         accepted = i_best is not None and best <= threshold

@@ -6,8 +6,9 @@ adds the difference of the coordinates, so the way back from a probe is fused wi
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,15 +17,17 @@ import torch
 from torch import Tensor
 
 from kronzo.noise import Noise, Scalar
-from kronzo.spaces.base import Kept, Space, as_matrix
+from kronzo.spaces.base import Kept, Space
+from kronzo.spaces.dense import Dense
 
 Kind = Literal["probe", "update"]
+Restore = Literal["auto", "arithmetic", "snapshot"]
 Combination = Mapping[int, Scalar]
 
 CHUNK = 2**20
-"""Numbers of a weight that exist in float32 at a time when the weight itself is of lower precision."""
-CACHE_BYTES = 2**21
-"""Coordinates kept within a step; directions beyond it are drawn again, so memory does not grow with their number."""
+"""Numbers of a weight that exist a second time while it is swept, where it cannot be swept in place."""
+SMALL_BYTES = 2**26
+"""Models below keep SMALL_BYTES / 4 of coordinates within a step, larger ones 1/256 of their weights."""
 
 
 @dataclass(eq=False)
@@ -41,13 +44,8 @@ class Entry:
     snapshot: Tensor | None = None
     keep: float = 1.0
     """What weight decay leaves of it in this step."""
-    low: int = 0
-    """Where its coordinates begin in the section's flat buffer."""
-
-    @property
-    def size(self) -> int:
-        """Stored coordinates."""
-        return int(np.prod(self.space.coordinates)) if self.space.coordinates is not None else 0
+    move: Tensor | None = None
+    """Coordinates of the present sweep; None when they are regenerated instead of stored."""
 
 
 @dataclass(eq=False)
@@ -57,9 +55,12 @@ class Section:
     group: dict[str, Any]
     device: torch.device
     dtype: torch.dtype
-    entries: list[Entry]
-    size: int = 0
+    entries: list[Entry] = field(default_factory=list)
+    spans: dict[int, slice] = field(default_factory=dict)
+    """Where the coordinates of a parameter index lie in the buffer."""
+    move: Tensor = field(default_factory=lambda: torch.empty(0))
     now: dict[int, Scalar] = field(default_factory=dict)
+    """Where the section stands: what each direction has been added with."""
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -71,12 +72,15 @@ def sections_of(entries: Sequence[Entry]) -> list[Section]:
     """Group the entries and lay their coordinates out, in order."""
     found: dict[tuple[int, torch.device, torch.dtype], Section] = {}
     for entry in entries:
-        w = entry.parameter
-        key = (id(entry.group), w.device, compute_dtype(w.dtype))
-        section = found.setdefault(key, Section(entry.group, key[1], key[2], []))
-        entry.low = section.size
-        section.size += entry.size
-        section.entries.append(entry)
+        key = (id(entry.group), entry.parameter.device, compute_dtype(entry.parameter.dtype))
+        found.setdefault(key, Section(entry.group, key[1], key[2])).entries.append(entry)
+    for section in found.values():
+        stored = [e for e in section.entries if e.space.coordinates is not None]
+        stops = np.cumsum([0, *(math.prod(e.space.coordinates or ()) for e in stored)]).tolist()
+        section.move = torch.zeros(stops[-1], dtype=section.dtype, device=section.device)
+        for entry, low, high in zip(stored, stops, stops[1:], strict=False):
+            section.spans[entry.index] = slice(low, high)
+            entry.move = section.move[low:high].view(entry.space.coordinates or ())
     return list(found.values())
 
 
@@ -84,19 +88,28 @@ class Search:
     """The weights, their spaces and the directions of the current step.
 
     Args:
-        entries: the parameters to move, kept factors set.
-        snapshot: keep a copy of the weights and leave from it, which is bit-exact and doubles them; otherwise the way
-            back is the opposite sweep, whose float32 rounding stays (about one ulp of the largest number on the way).
+        entries: the parameters to move.
+        restore: "snapshot" keeps a copy of the weights and leaves from it, which is bit-exact and doubles them;
+            "arithmetic" goes back by the opposite sweep, whose rounding stays (about one ulp of the largest number on
+            the way); "auto" is arithmetic unless a weight is of lower precision than float32.
     """
 
-    def __init__(self, entries: Sequence[Entry], snapshot: bool) -> None:
+    def __init__(self, entries: Sequence[Entry], restore: Restore) -> None:
         self.entries = list(entries)
         self.sections = sections_of(self.entries)
-        self.snapshot = snapshot
+        self._covered = [_identity(e.parameter) for e in self.entries]
+        low = any(compute_dtype(e.parameter.dtype) != e.parameter.dtype for e in self.entries)
+        self.snapshot = restore == "snapshot" or (restore == "auto" and low)
         self.sweeps = 0
         self._cache: OrderedDict[int, list[Tensor]] = OrderedDict()
-        total = sum(section.size for section in self.sections)
-        self._capacity = max(2, CACHE_BYTES // max(1, 4 * total))
+        weights = sum(e.parameter.numel() * e.parameter.element_size() for e in self.entries)
+        budget = SMALL_BYTES // 4 if weights <= SMALL_BYTES else weights // 256
+        stored = sum(section.move.numel() * section.move.element_size() for section in self.sections)
+        self._capacity = max(2, budget // max(1, stored))
+
+    def covers(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether these are the parameters of this search, on the device and in the format they had."""
+        return [_identity(p) for p in parameters] == self._covered
 
     def begin(self, noise: Noise, base_eps: float) -> None:
         """Start a step at the present weights, decayed: theta = (1 - lr weight_decay) W for matrices."""
@@ -104,22 +117,21 @@ class Search:
         self._cache.clear()
         for section in self.sections:
             section.now = {}
-            for entry in section.entries:
-                entry.keep = kept_share(entry)
-                if self.snapshot:
-                    if entry.snapshot is None:
-                        entry.snapshot = torch.empty_like(entry.parameter)
-                    entry.snapshot.copy_(entry.parameter)
-                if entry.keep != 1.0:
-                    entry.parameter.mul_(entry.keep)
+        for entry in self.entries:
+            entry.keep = kept_share(entry)
+            if self.snapshot:
+                entry.snapshot = entry.parameter.clone() if entry.snapshot is None else entry.snapshot
+                entry.snapshot.copy_(entry.parameter)
+            if entry.keep != 1.0:
+                entry.parameter.mul_(entry.keep)
 
     def abandon(self) -> None:
         """Undo the step: the weights before `begin`, bit-equal with snapshots, otherwise within the rounding."""
         if not self.snapshot:
             self.restore()
         for entry in self.entries:
-            if entry.snapshot is not None:
-                entry.parameter.copy_(entry.snapshot)
+            if self.snapshot:
+                entry.parameter.copy_(_theta(entry))
             elif entry.keep != 1.0:
                 entry.parameter.div_(entry.keep)
         for section in self.sections:
@@ -137,123 +149,148 @@ class Search:
         for section in self.sections:
             target = _scaled(combination, self.factor(section.group, kind), section.device)
             moves = target if self.snapshot else _difference(target, section.now)
-            if not moves and not section.now:
+            if not moves and not (self.snapshot and section.now):
                 continue
             section.now, swept = target, True
-            flat = self._combine(section, moves)
-            for entry in section.entries:
-                if not moves:
-                    self._leave_from_(entry, entry.parameter, slice(None))
-                elif entry.space.coordinates is None:
-                    self._sweep_dense(entry, moves)
-                else:
-                    self._sweep(entry, _coordinates(entry, flat))
+            if moves:
+                self._combine(section, moves)
+                self._sweep(section, moves)
+            else:
+                for entry in section.entries:
+                    torch.mul(_theta(entry), entry.keep, out=entry.parameter)
         self.sweeps += swept
 
     def restore(self) -> None:
         """Back to theta: bit-equal with snapshots, otherwise by the opposite sweep."""
         self.goto("probe", {})
 
-    def settle(self, combination: Combination, momentum: float) -> None:
+    def settle_with_momentum(self, combination: Combination, momentum: float) -> None:
         """End the step at theta + factor * M, with M <- momentum M + (1 - momentum) sum_i coefficient_i Z_i.
 
-        Without momentum this is `goto("update", combination)`. With it, M lives in the coordinates of each space.
+        M lives in the coordinates of each space, so this is one sweep as well; a regenerated dense M is as large as the
+        weight.
         """
-        if not momentum:
-            self.goto("update", combination)
-            return
-        self.restore()
-        self.sweeps += 1
         for section in self.sections:
-            factor = self.factor(section.group, "update")
-            weighted = _scaled(combination, 1 - momentum, section.device)
-            flat = self._combine(section, weighted)
+            fresh = _scaled(combination, 1 - momentum, section.device)
+            self._combine(section, fresh)
             for entry in section.entries:
-                m = entry.momentum
-                assert m is not None
-                m.mul_(momentum)
-                if entry.space.coordinates is None:
-                    self.noise.add_dense_(m.view(-1), list(weighted.items()), entry.index, 0)
-                    entry.parameter.add_(m.view_as(entry.parameter), alpha=factor)
+                assert entry.momentum is not None
+                if entry.move is not None:
+                    entry.momentum = entry.momentum * momentum + entry.move
                 else:
-                    m.add_(_coordinates(entry, flat))
-                    self._sweep(entry, m * factor)
+                    entry.momentum.mul_(momentum)
+                    self.noise.add_dense_(entry.momentum.view(-1), fresh, entry.index, 0)
+            moves = {} if self.snapshot else _difference({}, section.now)
+            section.now = {}
+            self._combine(section, moves)
+            self._sweep(section, moves, self.factor(section.group, "update"))
+        self.sweeps += 1
 
     def direction(self, entry: Entry, i: int) -> Tensor:
         """Z_i of one parameter written out as a matrix: for tests and teaching."""
         out = torch.zeros(entry.space.matrix, dtype=compute_dtype(entry.parameter.dtype), device=entry.parameter.device)
         if entry.space.coordinates is None:
-            self.noise.add_dense_(out.view(-1), [(i, 1.0)], entry.index, 0)
+            self.noise.add_dense_(out.view(-1), {i: 1.0}, entry.index, 0)
             return out
-        for section, flat in zip(self.sections, self._flat(i), strict=True):
+        for section, flat in zip(self.sections, self._coordinates(i), strict=True):
             if entry in section.entries:
-                entry.space.add_rows_(out, _coordinates(entry, flat), entry.kept, 0)
+                x = flat[section.spans[entry.index]].view(entry.space.coordinates)
+                entry.space.add_rows_(out, x, entry.kept, 0)
         return out
 
-    def _combine(self, section: Section, moves: Combination) -> Tensor:
-        """sum_i scale_i X_i over the section's flat buffer."""
+    def _combine(self, section: Section, moves: Combination) -> None:
+        """section.move = sum_i scale_i X_i."""
+        if section.move.numel() == 0:
+            return
         where = self.sections.index(section)
-        total = torch.zeros(section.size, dtype=section.dtype, device=section.device)
-        for i, scale in moves.items():
-            x = self._flat(i)[where]
-            total.add_(x * scale)
-        return total
+        for k, (i, scale) in enumerate(moves.items()):
+            x = self._coordinates(i)[where]
+            if k == 0:
+                torch.mul(x, scale, out=section.move)
+            else:
+                section.move.add_(x * scale)
+        if not moves:
+            section.move.zero_()
 
-    def _flat(self, i: int) -> list[Tensor]:
+    def _coordinates(self, i: int) -> list[Tensor]:
         """The coordinates of direction i: a flat tensor a section, drawn on the CPU, moved once."""
         if i in self._cache:
             self._cache.move_to_end(i)
             return self._cache[i]
-        drawn = []
-        for section in self.sections:
-            buffer = np.empty(section.size, np.float32)
-            for entry in section.entries:
-                if entry.size:
-                    self.noise.coordinates(i, entry.index, buffer[entry.low : entry.low + entry.size])
-            drawn.append(torch.from_numpy(buffer).to(device=section.device, dtype=section.dtype))
+        buffers = [np.empty(section.move.numel(), np.float32) for section in self.sections]
+        self.noise.coordinates(
+            i, {k: b[span] for section, b in zip(self.sections, buffers) for k, span in section.spans.items()}
+        )
         while len(self._cache) >= self._capacity:
             self._cache.popitem(last=False)
-        self._cache[i] = drawn
-        return drawn
+        self._cache[i] = [torch.from_numpy(b).to(s.device, s.dtype) for s, b in zip(self.sections, buffers)]
+        return self._cache[i]
 
-    def _leave_from_(self, entry: Entry, out: Tensor, rows: slice) -> None:
-        """With snapshots: out = theta[rows]. Without, the weight stays where it is."""
-        if entry.snapshot is None or not self.snapshot:
-            return
-        theta = entry.snapshot.view_as(out) if rows == slice(None) else _matrix_of(entry.snapshot)[rows]
-        if entry.keep == 1.0:
-            out.copy_(theta)
+    def _sweep(self, section: Section, moves: Combination, momentum_factor: float = 0.0) -> None:
+        """Add space(move) to every weight of the section, and momentum_factor * space(M): one read and write of each.
+
+        Vectors that need nothing else go in one call.
+        """
+        vectors: list[tuple[Tensor, Tensor]] = []
+        for entry in section.entries:
+            if momentum_factor and entry.move is not None and entry.momentum is not None:
+                entry.move.add_(entry.momentum, alpha=momentum_factor)
+            if entry.move is None:
+                self._sweep_regenerated(entry, moves, momentum_factor)
+            elif not self.snapshot and isinstance(entry.space, Dense) and entry.parameter.dtype == section.dtype:
+                vectors.append((entry.parameter, entry.move))
+            else:
+                for weights, row in _pieces(entry, section.dtype):
+                    entry.space.add_rows_(weights, entry.move, entry.kept, row)
+        if vectors:
+            torch._foreach_add_([v[0] for v in vectors], [v[1] for v in vectors])
+
+    def _sweep_regenerated(self, entry: Entry, moves: Combination, momentum_factor: float) -> None:
+        for weights, row in _pieces(entry, compute_dtype(entry.parameter.dtype)):
+            flat, start = weights.view(-1), row * weights.shape[1]
+            if moves:
+                self.noise.add_dense_(flat, moves, entry.index, start)
+            if momentum_factor and entry.momentum is not None:
+                flat.add_(entry.momentum.view(-1)[start : start + flat.numel()], alpha=momentum_factor)
+
+
+def _pieces(entry: Entry, dtype: torch.dtype) -> Iterator[tuple[Tensor, int]]:
+    """The weight as (rows, n) tensors in `dtype` with their first row, starting from theta; changes to them count.
+
+    In place and whole where format and strides allow; otherwise copies of at most CHUNK numbers that are written back,
+    rounded once. With a snapshot theta is read from it. A contiguous weight whose noise is regenerated comes as one
+    column, so that pieces are whole blocks.
+    """
+    w, theta, n = entry.parameter, entry.snapshot, entry.space.matrix[1]
+    regenerated = entry.move is None
+    contiguous = w.is_contiguous()
+    if contiguous:
+        n = 1 if regenerated else n
+        w, theta = w.view(-1, n), None if theta is None else theta.view(-1, n)
+    elif w.ndim == 1:
+        w, theta = w[:, None], None if theta is None else theta[:, None]
+    in_place = w.dtype == dtype and w.ndim == 2 and (contiguous or not regenerated)
+    rows = w.shape[0] if in_place else max(1, CHUNK // n)
+    for row in range(0, w.shape[0], rows):
+        part = w[row : row + rows]
+        source = part if theta is None else theta[row : row + rows]
+        if in_place:
+            if theta is not None:
+                torch.mul(source, entry.keep, out=part)
+            yield part, row
         else:
-            torch.mul(theta, entry.keep, out=out)
+            wide = source.to(dtype, copy=True, memory_format=torch.contiguous_format).view(-1, n)
+            yield wide if theta is None else wide.mul_(entry.keep), row
+            part.copy_(wide.view(part.shape))
 
-    def _sweep(self, entry: Entry, x: Tensor) -> None:
-        """One read and write of a weight: add space(x); lower precisions in float32 chunks, cast once."""
-        w = _matrix_of(entry.parameter)
-        rows = w.shape[0] if w.dtype == x.dtype else max(1, CHUNK // max(1, w.shape[1]))
-        for start in range(0, w.shape[0], rows):
-            part = w[start : start + rows]
-            self._leave_from_(entry, part, slice(start, start + rows))
-            wide = part if part.dtype == x.dtype else part.to(x.dtype)
-            entry.space.add_rows_(wide, x, entry.kept, start)
-            if wide is not part:
-                part.copy_(wide)
-        if w.data_ptr() != entry.parameter.data_ptr():
-            entry.parameter.copy_(w.view_as(entry.parameter))
 
-    def _sweep_dense(self, entry: Entry, moves: Combination) -> None:
-        """The same for regenerated dense noise, in chunks of whole blocks of the flattened weight."""
-        self._leave_from_(entry, entry.parameter, slice(None))
-        w = entry.parameter
-        flat = w.view(-1) if w.is_contiguous() else w.reshape(-1)
-        wide_dtype = compute_dtype(w.dtype)
-        for start in range(0, flat.numel(), CHUNK):
-            part = flat[start : start + CHUNK]
-            wide = part.to(wide_dtype)
-            self.noise.add_dense_(wide, list(moves.items()), entry.index, start)
-            if wide is not part:
-                part.copy_(wide)
-        if not w.is_contiguous():
-            w.copy_(flat.view_as(w))
+def _identity(parameter: Tensor) -> tuple[int, torch.device, torch.dtype]:
+    return id(parameter), parameter.device, parameter.dtype
+
+
+def _theta(entry: Entry) -> Tensor:
+    assert entry.snapshot is not None
+    return entry.snapshot
 
 
 def kept_share(entry: Entry) -> float:
@@ -264,12 +301,12 @@ def kept_share(entry: Entry) -> float:
 
 
 def _scaled(combination: Combination, factor: float, device: torch.device) -> dict[int, Scalar]:
-    """Factor * coefficients; those known to be zero are left out, a tensor is never inspected."""
+    """Factor * coefficients without those known to be zero; only on the CPU is a tensor inspected."""
     out: dict[int, Scalar] = {}
     for i, c in combination.items():
         if isinstance(c, Tensor):
-            out[i] = c.to(device) * factor
-        elif c * factor != 0.0:
+            c = c.item() if device.type == "cpu" else c.to(device)
+        if isinstance(c, Tensor) or c * factor != 0.0:
             out[i] = c * factor
     return out
 
@@ -282,13 +319,3 @@ def _difference(target: Combination, now: Combination) -> dict[int, Scalar]:
         if isinstance(delta, Tensor) or delta != 0.0:
             out[i] = delta
     return out
-
-
-def _coordinates(entry: Entry, flat: Tensor) -> Tensor:
-    assert entry.space.coordinates is not None
-    return flat[entry.low : entry.low + entry.size].view(entry.space.coordinates)
-
-
-def _matrix_of(w: Tensor) -> Tensor:
-    """The parameter as (m, n), sharing its memory wherever its strides allow; otherwise a copy that is written back."""
-    return w if w.ndim == 2 else w.reshape(as_matrix(w.shape))

@@ -8,21 +8,28 @@ from typing import Literal
 from kronzo.errors import InputError
 from kronzo.noise import Law, Source
 from kronzo.rules import Average, Directional, Normalized, Rule, WindowRule
+from kronzo.search import Restore
 from kronzo.validation import number, one_of, whole
 
 Data = Literal["shared", "split"]
-Restore = Literal["auto", "arithmetic", "snapshot"]
+Replay = Literal["exact", "published"]
 
 
-def rule_of(rule: str | Rule, window_rule: WindowRule) -> Rule:
-    """The rule that a keyword names; a rule object passes through."""
+def rule_of(rule: str | Rule, window_rule: WindowRule, one_sided: bool = False) -> Rule:
+    """The rule that a keyword names; a rule object passes through.
+
+    Raises:
+        InputError: no such rule, or one-sided probes with the directional rule.
+    """
     one_of("window_rule", window_rule, ("sliding", "replace_max", "accepted"))
     if not isinstance(rule, str):
         return rule
     one_of("rule", rule, ("average", "directional", "normalized"))
+    if rule == "directional" and one_sided:
+        raise InputError('rule="directional" takes two-sided coefficients: use "average" or "normalized" here.')
     if rule == "directional":
         return Directional(window_rule)
-    return Average() if rule == "average" else Normalized()
+    return Average(one_sided) if rule == "average" else Normalized(one_sided)
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,7 @@ class Settings:
     noise: Source | None
     law: Law
     maximize: bool
+    replay: Replay = "exact"
 
     def __post_init__(self) -> None:
         whole("directions", self.directions, 1)
@@ -53,6 +61,12 @@ class Settings:
         one_of("restore", self.restore, ("auto", "arithmetic", "snapshot"))
         one_of("noise", self.noise, (None, "portable", "device"))
         one_of("law", self.law, ("normal", "rademacher"))
+        one_of("replay", self.replay, ("exact", "published"))
+        if self.replay == "published" and self.rule.whole_step:
+            raise InputError(
+                f'replay="published" with rule "{self.rule.name}": the step taken must be the candidate that was '
+                'evaluated; use replay="exact" or rule="average".'
+            )
         if self.data == "split" and (self.rule.whole_step or self.rule.one_sided):
             raise InputError(
                 f'data="split" with rule "{self.rule.name}": its losses are compared with each other, so all forwards '

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kronzo.errors import InputError
 from kronzo.noise import Scalar
@@ -30,7 +30,7 @@ class OpenStep:
         split: every direction sees its own slice of the batch.
         sign: -1 to maximise.
         devices: whose random states a closure may use.
-        buffers: tensors that a forward may change.
+        modules: whose buffers a forward may change.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class OpenStep:
         split: bool,
         sign: float,
         devices: Sequence[torch.device],
-        buffers: Sequence[Tensor],
+        modules: Sequence[nn.Module],
     ) -> None:
         self.search, self.rule, self.directions, self.eps = search, rule, directions, eps
-        self.split, self.sign, self.devices, self.buffers = split, sign, devices, buffers
+        self.split, self.sign, self.devices, self.modules = split, sign, devices, modules
         self.closures: list[Repeater] = []
         self.active: list[Repeater] = []
         self.measured: list[Tensor] = []
@@ -86,7 +86,7 @@ class OpenStep:
         if not self.rule.whole_step:
             return self._decide(window)
         self.active = self.closures
-        here = Repeater(None, self.devices, self.buffers)
+        here = Repeater(None, self.devices, self.modules)
         try:
             self.measured.append(self.rule.measure(self))
             return self._decide(window)
@@ -94,7 +94,7 @@ class OpenStep:
             here.leave(completed=False)
 
     def _join(self, closure: Callable[..., Any]) -> None:
-        self.closures.append(Repeater(closure, self.devices, self.buffers))
+        self.closures.append(Repeater(closure, self.devices, self.modules))
         self.active = self.closures[-1:]
 
     def _decide(self, window: list[float]) -> Outcome:
@@ -130,5 +130,10 @@ class OpenStep:
                     "leave backward() and zero_grad() out."
                 ) from error
             raise
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise InputError(
+                "the closure returned a loss with a graph, so it turned gradients on: leave enable_grad() and "
+                "backward() out, a zeroth-order closure runs the forward only."
+            )
         loss, self.loss_dtype = loss_tensor(value)
         return loss

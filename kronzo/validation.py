@@ -26,16 +26,18 @@ def whole(name: str, value: object, least: int) -> None:
         raise InputError(f"{name}={value!r}: give a whole number >= {least}.")
 
 
-def number(name: str, value: Any, low: float, *, open_low: bool = False, below: float = math.inf) -> None:
+def number(name: str, given: Any, low: float, *, open_low: bool = False, below: float = math.inf) -> None:
     """Refuse a number (or 0-dim tensor) outside [low, below), or (low, below) with open_low."""
-    given = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
+    plain = given.item() if isinstance(given, Tensor) and given.ndim == 0 else given
     if (
-        isinstance(given, bool)
-        or not isinstance(given, numbers.Real)
-        or not (math.isfinite(given) and (given > low if open_low else given >= low) and given < below)
+        isinstance(plain, bool)
+        or not isinstance(plain, numbers.Real)
+        or not math.isfinite(value := float(plain))
+        or not (value > low if open_low else value >= low)
+        or value >= below
     ):
         bound = f"{'>' if open_low else '>='} {low:g}" + ("" if below == math.inf else f" and < {below:g}")
-        raise InputError(f"{name}={value!r}: give a finite number {bound}.")
+        raise InputError(f"{name}={given!r}: give a finite number {bound}.")
 
 
 def check_values(group: Mapping[str, Any]) -> None:
@@ -51,7 +53,7 @@ def check_values(group: Mapping[str, Any]) -> None:
         )
 
 
-def check_group(group: Mapping[str, Any]) -> None:
+def check_group(group: Mapping[str, Any], restore: str) -> None:
     """The numbers and tensors of one parameter group."""
     check_values(group)
     for flag in ("foreach", "fused", "capturable", "differentiable"):
@@ -59,6 +61,11 @@ def check_group(group: Mapping[str, Any]) -> None:
             raise InputError(f"{flag}=True is for torch's own optimizers, zeroth-order steps have none: leave it out.")
     for i, parameter in enumerate(group["params"]):
         _check_parameter(parameter, i, float(group["weight_decay"]))
+        if restore == "arithmetic" and parameter.dtype in (torch.float16, torch.bfloat16):
+            raise InputError(
+                f'restore="arithmetic" on parameter {i} of {parameter.dtype}: there and back does not cancel in this '
+                'format and the weights drift by percents in a hundred steps; use restore="snapshot" or float32.'
+            )
 
 
 def _check_parameter(p: Tensor, i: int, weight_decay: float) -> None:
@@ -71,6 +78,8 @@ def _check_parameter(p: Tensor, i: int, weight_decay: float) -> None:
         raise InputError(f"{what} is on the meta device and has no numbers: materialise the model first.")
     if type(p).__name__ == "DTensor" or hasattr(p, "ds_id"):
         raise InputError(f"{what} is sharded ({type(p).__name__}): sharded weights are not supported; pass whole ones.")
+    if any(size > 1 and stride == 0 for size, stride in zip(p.shape, p.stride(), strict=True)):
+        raise InputError(f"{what} is expanded, several entries are one number in memory: pass a .contiguous() copy.")
     if weight_decay and p.ndim >= 2 and p.dtype in (torch.float16, torch.bfloat16):
         raise InputError(
             f"weight_decay={weight_decay:g} on {what} of {p.dtype}: a decay of lr * weight_decay is below what this "
@@ -84,9 +93,9 @@ def same_tensor_once(params: Iterable[Any]) -> list[Any]:
     Two different parameters over the same memory (tied by assigning `.data`) count as one as well.
 
     Raises:
-        InputError: there is nothing to search.
+        InputError: there is nothing to search, or one memory is given in two shapes.
     """
-    seen: set[tuple[Any, ...]] = set()
+    seen: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def fresh(item: Any) -> bool:
         tensor = item[1] if isinstance(item, tuple) else item
@@ -94,11 +103,14 @@ def same_tensor_once(params: Iterable[Any]) -> list[Any]:
             raise InputError(f"params holds a {type(tensor).__name__}: give tensors, (name, tensor) pairs or groups.")
         if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.numel() == 0:
             return True
-        key = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
-        if key in seen:
-            return False
-        seen.add(key)
-        return True
+        layout = (tuple(tensor.shape), tensor.stride())
+        earlier = seen.setdefault((tensor.device, tensor.data_ptr()), layout)
+        if earlier is not layout and earlier != layout:
+            raise InputError(
+                f"params holds one memory as shape {earlier[0]} and as {layout[0]} (strides {earlier[1]} and "
+                f"{layout[1]}): both would move it; pass it once."
+            )
+        return earlier is layout
 
     if isinstance(params, Tensor):
         raise InputError("params is one tensor: give a list of tensors, e.g. [weight] or model.parameters().")
@@ -112,6 +124,20 @@ def same_tensor_once(params: Iterable[Any]) -> list[Any]:
         inside = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
         groups.append({**group, "params": [item for item in inside if fresh(item)]})
     return groups
+
+
+def refuse_replicas() -> None:
+    """Refuse to run under several processes: each would follow its own losses and the weights would drift apart.
+
+    Raises:
+        InputError: a torch.distributed process group larger than one is initialised.
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise InputError(
+            f"torch.distributed runs {distributed.get_world_size()} processes: this version steps in one process only, "
+            "replicas would drift apart; run without a process group."
+        )
 
 
 def loss_tensor(value: Any) -> tuple[Tensor, torch.dtype]:

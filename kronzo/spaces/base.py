@@ -7,7 +7,7 @@ the kept factors are fixed. X is small, drawn in float32 and exact; the weight i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -20,16 +20,30 @@ Kept = dict[str, Tensor]
 class Space(Protocol):
     """The search space of one parameter; holds shapes only, every tensor is handed in."""
 
-    name: str
-    """Family name for tables."""
-    matrix: tuple[int, int]
-    """(m, n): the parameter as a matrix, (shape[0], all the rest)."""
-    coordinates: tuple[int, ...] | None
-    """Shape of X; None when X is as large as the weight and regenerated block by block instead of stored."""
-    kept_shapes: dict[str, tuple[int, ...]]
-    """Shapes of the kept factors, empty when there are none."""
-    rank: int
-    """Largest rank a move can have."""
+    @property
+    def name(self) -> str:
+        """Family name for tables."""
+        ...
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """(m, n): the parameter as a matrix, (shape[0], all the rest)."""
+        ...
+
+    @property
+    def coordinates(self) -> tuple[int, ...] | None:
+        """Shape of X; None when X is as large as the weight and regenerated block by block instead of stored."""
+        ...
+
+    @property
+    def kept_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the kept factors, empty when there are none."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """Largest rank a move can have."""
+        ...
 
     def make_kept(self, normals: Callable[[int, Sequence[int]], Tensor]) -> Kept:
         """Build the kept factors; `normals(k, shape)` draws standard normals for factor k."""

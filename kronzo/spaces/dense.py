@@ -25,7 +25,7 @@ class Dense:
 
     def __init__(self, shape: torch.Size) -> None:
         self.matrix = as_matrix(shape)
-        self.coordinates: tuple[int, ...] | None = self.matrix if math.prod(shape) <= BLOCK else None
+        self.coordinates = tuple(shape) if math.prod(shape) <= BLOCK else None
         self.kept_shapes: dict[str, tuple[int, ...]] = {}
         self.rank = min(self.matrix)
 
@@ -35,7 +35,7 @@ class Dense:
 
     def add_rows_(self, out: Tensor, x: Tensor, kept: Kept, start: int) -> None:
         """Out += X[start:start + rows]."""
-        out.add_(x[start : start + out.shape[0]])
+        out.add_(x.view(self.matrix)[start : start + out.shape[0]])
 
     def carry(self, momentum: Tensor, old: Kept, new: Kept) -> Tensor:
         """The space never changes."""

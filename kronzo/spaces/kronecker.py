@@ -81,7 +81,7 @@ class KroneckerSpace:
     def __init__(self, m: int, n: int, shapes: Shapes) -> None:
         m1, m2, n1, n2 = shapes
         self.matrix = (m, n)
-        self.coordinates: tuple[int, ...] | None = (m1, n1)
+        self.coordinates = (m1, n1)
         self.kept_shapes = {"B": (m2, n2)}
         self.rank = min(m1, n1) * min(m2, n2)
 
@@ -94,21 +94,16 @@ class KroneckerSpace:
 
         Whole bands of m2 rows go in one call; a range that begins or ends inside a band takes a call for that part.
         """
-        b = kept["B"]
-        m2, n2 = self.kept_shapes["B"]
-        out = out.unflatten(1, (-1, n2))
+        (m2, n2), b = self.kept_shapes["B"], kept["B"]
         row, stop = start, start + out.shape[0]
         while row < stop:
             band, offset = divmod(row, m2)
-            bands = (stop - row) // m2 if offset == 0 else 0
-            if bands:
-                part = out[row - start : row - start + bands * m2].unflatten(0, (bands, m2))
-                part.addcmul_(x[band : band + bands, None, :, None], b[None, :, None, :])
-                row += bands * m2
-            else:
-                count = min(m2 - offset, stop - row)
-                out[row - start : row - start + count].addcmul_(x[band, :, None], b[offset : offset + count, None, :])
-                row += count
+            bands = 0 if offset else (stop - row) // m2
+            rows = m2 if bands else min(m2 - offset, stop - row)
+            bands = max(bands, 1)
+            part = out[row - start : row - start + bands * rows].view(bands, rows, -1, n2)
+            part.addcmul_(x[band : band + bands].view(bands, 1, -1, 1), b[offset : offset + rows].view(1, rows, 1, n2))
+            row += bands * rows
 
     def carry(self, momentum: Tensor, old: Kept, new: Kept) -> Tensor:
         """Least squares: A <B_old, B_new> / ||B_new||^2. It keeps 1/(m2 n2) of the energy: in effect a restart."""

@@ -29,7 +29,7 @@ class LowRankSpace:
 
     def __init__(self, m: int, n: int, rank: int, scale: Literal["unit", "published"]) -> None:
         self.matrix = (m, n)
-        self.coordinates: tuple[int, ...] | None = (m, rank)
+        self.coordinates = (m, rank)
         self.kept_shapes = {"V": (n, rank)}
         self.rank = rank
         self.alpha = 1 / math.sqrt(rank) if scale == "unit" else 1.0
@@ -58,7 +58,7 @@ class SubspaceSpace:
 
     def __init__(self, m: int, n: int, rank: int) -> None:
         self.matrix = (m, n)
-        self.coordinates: tuple[int, ...] | None = (rank, rank)
+        self.coordinates = (rank, rank)
         self.kept_shapes = {"U": (m, rank), "V": (n, rank)}
         self.rank = rank
         self.alpha = math.sqrt(m * n) / rank
@@ -86,7 +86,7 @@ class DiagonalSpace:
 
     def __init__(self, m: int, n: int, rank: int) -> None:
         self.matrix = (m, n)
-        self.coordinates: tuple[int, ...] | None = (rank,)
+        self.coordinates = (rank,)
         self.kept_shapes = {"U": (m, rank), "V": (n, rank)}
         self.rank = rank
         self.alpha = 1 / math.sqrt(rank)

@@ -1,0 +1,78 @@
+"""What the optimizer keeps for each parameter, and how it survives a save.
+
+Every parameter has an entry from construction: its kept factors, the step they were drawn at, and momentum if any. Only
+tensors, numbers and lists: the state passes through `torch.load(weights_only=True)` and torch.distributed.checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kronzo.errors import InputError
+from kronzo.noise import Noise
+from kronzo.search import compute_dtype
+from kronzo.spaces.base import Kept, Space
+
+DRAWN_AT, MOMENTUM = "refreshed", "momentum"
+SHARED = ("seed", "step", "window")
+"""Scalars of the whole optimizer; they live in every param group, where torch.distributed.checkpoint looks."""
+
+
+def draw_kept(parameter: Tensor, space: Space, index: int, seed: int, step: int) -> Kept:
+    """The kept factors that the address (seed, step, index) gives, on the parameter's device."""
+    noise = Noise(seed, step)
+    kept = space.make_kept(lambda k, shape: noise.kept(index, k, shape))
+    return {key: v.to(parameter.device, compute_dtype(parameter.dtype)) for key, v in kept.items()}
+
+
+def initial(parameter: Tensor, space: Space, index: int, seed: int, step: int, momentum: bool) -> dict[str, Tensor]:
+    """A parameter's entry at construction."""
+    state = {**draw_kept(parameter, space, index, seed, step), DRAWN_AT: torch.tensor(step)}
+    if momentum:
+        shape = space.coordinates if space.coordinates is not None else space.matrix
+        state[MOMENTUM] = torch.zeros(shape, dtype=compute_dtype(parameter.dtype), device=parameter.device)
+    return state
+
+
+def recall(state: dict[str, Any], parameter: Tensor) -> tuple[Kept, Tensor | None]:
+    """Kept factors and momentum in a parameter's entry, on its device and in its precision of today."""
+    there = (parameter.device, compute_dtype(parameter.dtype))
+    kept = {key: value.to(*there) for key, value in state.items() if key not in (DRAWN_AT, MOMENTUM)}
+    return kept, state[MOMENTUM].to(*there) if MOMENTUM in state else None
+
+
+def check_loaded(saved: dict[str, Any], groups: list[dict[str, Any]], live: dict[Tensor, Any]) -> None:
+    """Refuse a state that was saved by a differently built optimizer.
+
+    Raises:
+        InputError: other group sizes, another length of window, missing scalars, or entries of other shapes.
+    """
+    mine, theirs = ([len(g["params"]) for g in side] for side in (groups, saved["param_groups"]))
+    if mine != theirs:
+        raise InputError(f"the state has groups of {theirs} parameters, this optimizer {mine}: load the matching one.")
+    for group in saved["param_groups"]:
+        missing = [key for key in SHARED if key not in group]
+        if missing:
+            raise InputError(f"the state has no {', '.join(missing)}: it is not of a zeroth-order optimizer.")
+        if len(group["window"]) != len(groups[0]["window"]):
+            raise InputError(
+                f"the state was saved with window={len(group['window'])}, this optimizer has "
+                f"window={len(groups[0]['window'])}: build it with the settings of the run."
+            )
+    for i, (key, parameter) in enumerate(pairs(saved, groups)):
+        found = {k: tuple(v.shape) for k, v in saved["state"].get(key, {}).items()}
+        expected = {k: tuple(v.shape) for k, v in live[parameter].items()}
+        if found != expected:
+            raise InputError(
+                f"the state of parameter {i} holds {found}, this optimizer needs {expected}: it was saved by another "
+                "method, rank, factor rule or momentum; build the optimizer with the settings of the run."
+            )
+
+
+def pairs(saved: dict[str, Any], groups: list[dict[str, Any]]) -> list[tuple[Any, Tensor]]:
+    """(key in the saved state, parameter), in order."""
+    keys = [key for group in saved["param_groups"] for key in group["params"]]
+    return list(zip(keys, (p for group in groups for p in group["params"]), strict=True))
