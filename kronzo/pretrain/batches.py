@@ -16,7 +16,8 @@ from kronzo.pretrain.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import torch
 
-_BATCH_STREAM = 1
+_PURPOSE = 100
+"""First word of the key of batches; the keys of an optimizer's noise begin with smaller ones."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Corpus:
             InputError: the training split has fewer than context + 1 tokens, or ids that the tokenizer lacks.
         """
         _check_window(self, "training", self.train, context)
-        stream = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(_BATCH_STREAM, step)))
+        stream = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(_PURPOSE, step, 0, 0, 0)))
         rows = stream.random_raw(world * batch_size)[rank * batch_size : (rank + 1) * batch_size]
         starts = (rows % np.uint64(self.train.size - context)).astype(np.int64)
         return self._windows(self.train, starts, context)

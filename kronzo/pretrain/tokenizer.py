@@ -13,7 +13,8 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -271,7 +272,9 @@ class Gpt2Tokenizer(Tokenizer):
         )
 
     def _encode(self, texts: Sequence[str]) -> Iterable[Any]:
-        return self._backend.encode_ordinary_batch(list(texts), num_threads=os.cpu_count() or 1)
+        encode = partial(self._backend.encode_to_numpy, disallowed_special=())
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            return list(threads.map(encode, texts))
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._backend.decode(ids))
