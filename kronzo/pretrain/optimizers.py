@@ -87,12 +87,17 @@ def build(model: nn.Module, config: OptimizerConfig, seed: int) -> torch.optim.O
         return torch.optim.AdamW(_decay_groups(model, config), lr=_need(config.lr), betas=config.betas, fused=True)  # type: ignore[arg-type]
     if config.method == "sgd":
         return torch.optim.SGD(_decay_groups(model, config), lr=_need(config.lr), momentum=config.momentum or 0.0)
+    return build_zeroth_order(_scale_groups(model, config.scale), config, seed)
+
+
+def build_zeroth_order(params: list[Any], config: OptimizerConfig, seed: int) -> torch.optim.Optimizer:
+    """Build a method of kronzo.METHODS on parameters or groups, with a resolved section's keywords."""
     import kronzo
 
     keys = {field.name for field in fields(OptimizerConfig)} - set(_SCHEDULE_KEYS)
     keywords: dict[str, Any] = {key: getattr(config, key) for key in keys if getattr(config, key) is not None}
     keywords |= config.extra
-    return kronzo.METHODS[config.method](_scale_groups(model, config.scale), seed=seed, **keywords)
+    return kronzo.METHODS[config.method](params, seed=seed, **keywords)
 
 
 def _need(value: float | None) -> float:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kronzo.errors import InputError
+from kronzo.pretrain import optimizers
 from kronzo.pretrain.config import BudgetConfig, OptimizerConfig
 from kronzo.pretrain.gpt2 import GPT2
 from kronzo.pretrain.optimizers import is_zeroth_order
@@ -111,18 +112,14 @@ def num_steps(budget: BudgetConfig, config: OptimizerConfig, optimizer: Any, con
         InputError: a budget below one step, or a batch that the method cannot slice.
     """
     batch_tokens = budget.batch_size * context
-    forwards = 1 + BACKWARD_FORWARDS
-    if is_zeroth_order(config):
-        slices = (config.directions or 1) if config.data == "split" else 1
-        if budget.batch_size % (slices * budget.accumulate):
-            raise InputError(
-                f"budget.batch_size = {budget.batch_size} is not a multiple of {slices} slices x budget.accumulate = "
-                f"{budget.accumulate}: change one."
-            )
-        forwards = optimizer.forwards_per_step
-        cost = forwards * batch_tokens // slices
-    else:
-        cost = forwards * batch_tokens
+    slices = _slices(config)
+    if budget.batch_size % (slices * budget.accumulate):
+        raise InputError(
+            f"budget.batch_size = {budget.batch_size} is not a multiple of {slices} slices x budget.accumulate = "
+            f"{budget.accumulate}: change one."
+        )
+    forwards = optimizer.forwards_per_step if is_zeroth_order(config) else 1 + BACKWARD_FORWARDS
+    cost = forwards * batch_tokens // slices
     if budget.tokens is not None:
         key, given, price = "tokens", budget.tokens, batch_tokens
     elif budget.token_forwards is not None:
@@ -132,3 +129,19 @@ def num_steps(budget: BudgetConfig, config: OptimizerConfig, optimizer: Any, con
     if given < price:
         raise InputError(f"budget.{key} = {given} is less than one step: {config.method} needs {price} a step.")
     return given // price
+
+
+def passes_per_step(config: OptimizerConfig) -> int:
+    """Return how often one step passes its whole batch through a forward: 3 with a backward, 2 q when averaging.
+
+    Args:
+        config: a resolved section; no model is needed.
+    """
+    if not is_zeroth_order(config):
+        return 1 + BACKWARD_FORWARDS
+    optimizer: Any = optimizers.build_zeroth_order([torch.zeros(1)], config, seed=0)
+    return int(optimizer.forwards_per_step) // _slices(config)
+
+
+def _slices(config: OptimizerConfig) -> int:
+    return (config.directions or 1) if config.data == "split" else 1

@@ -50,13 +50,24 @@ def read(path: Path) -> dict[str, Any]:
         InputError: a missing or unreadable file, or bad TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); give a TOML file or a run folder.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}; a TOML file is needed.") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, where: str) -> dict[str, Any]:
+    """Return the tables of a TOML text.
+
+    Raises:
+        InputError: bad TOML; `where` names the text.
+    """
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path}: not valid TOML: {error}.") from error
+        raise InputError(f"{where}: not valid TOML: {error}.") from error
 
 
 def dumps(tables: Mapping[str, Any]) -> str:
