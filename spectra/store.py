@@ -1,12 +1,12 @@
 """The folder of a run: a manifest and append-only parquet parts, readable after a kill at any moment.
 
-    manifest.json                       format, schema version, model inventory, settings, versions
-    part-000000050-000000050.parquet    the records of one capture (first and last step in the name)
-    part-000000000-000000450.parquet    the same after `compact`
-    .lock                               held by the one live recorder
+    manifest.json                             format, schema version, model inventory, settings, versions
+    parts/part-000000050-000000050.parquet    the records of one capture (first and last step in the name)
+    parts/part-000000000-000000450.parquet    the same after `compact`
+    .lock                                     held by the one live recorder
 
 Every file is written beside its place, flushed and renamed, so a file that is there is whole. Any parquet reader opens
-the parts directly.
+the folder of the parts: pandas.read_parquet(f"{folder}/parts").
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from spectra.errors import InputError
 from spectra.run import Part, Run
 from spectra.schema import SCHEMA, VERSION, Record, to_table
 
+PARTS = "parts"
 _NAME = re.compile(r"part-(\d{9})-(\d{9})\.parquet")
 
 
@@ -44,15 +45,14 @@ def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def _write_table(folder: Path, first: int, last: int, table: pa.Table) -> None:
-    path = folder / f"part-{first:09d}-{last:09d}.parquet"
+    path = folder / PARTS / f"part-{first:09d}-{last:09d}.parquet"
     _write(path, lambda file: pq.write_table(table, file, compression="zstd", write_statistics=False))
 
 
 def _parts(folder: Path) -> list[Part]:
     """Return the parts by step; one that a compacted part already covers (a kill before its removal) is left out."""
-    found = [
-        Part(int(name[1]), int(name[2]), path) for path in folder.iterdir() if (name := _NAME.fullmatch(path.name))
-    ]
+    paths = (folder / PARTS).glob("*.parquet")
+    found = [Part(int(name[1]), int(name[2]), path) for path in paths if (name := _NAME.fullmatch(path.name))]
     found.sort(key=lambda part: (part.first, -part.last))
     kept: list[Part] = []
     for part in found:
@@ -136,13 +136,14 @@ class Store:
             ) from error
         if "manifest.json" in names:
             _read_manifest(self.folder)
-        elif names:
+        elif foreign := set(names) - {PARTS}:
             raise InputError(
-                f"store={self.folder} holds other files ({min(names)}); pass an empty folder or a spectra store"
+                f"store={self.folder} holds other files ({min(foreign)}); pass an empty folder or a spectra store"
             )
 
     def _take_lock(self) -> IO[bytes]:
         try:
+            (self.folder / PARTS).mkdir(exist_ok=True)
             lock = (self.folder / ".lock").open("ab")
         except OSError as error:
             raise InputError(
@@ -159,14 +160,14 @@ class Store:
 
     def _cut(self, start_step: int) -> None:
         """Remove the records of start_step and later; leftovers of a killed writer too."""
-        for leftover in self.folder.glob(".*.writing"):
+        for leftover in self.folder.glob("**/.*.writing"):
             leftover.unlink()
         for part in _parts(self.folder):
             if part.last >= start_step and part.first < start_step:
                 table = pq.read_table(part.source)
                 table = table.filter(pc.less(table["step"], start_step))
                 _write_table(self.folder, part.first, int(pc.max(table["step"]).as_py()), table)
-        for path in self.folder.iterdir():
+        for path in (self.folder / PARTS).iterdir():
             name = _NAME.fullmatch(path.name)
             if name and int(name[2]) >= start_step:
                 path.unlink()
@@ -198,7 +199,7 @@ def compact(folder: str | Path) -> int:
     run = open_run(folder)
     if len(run.parts) < 2:
         return 0
-    home = Path(str(run.parts[0].source)).parent
+    home = Path(str(run.parts[0].source)).parents[1]
     store = Store(home, run.parts[-1].last + 1, run.manifest)
     try:
         table = pa.concat_tables([part.read(SCHEMA.names) for part in run.parts])

@@ -20,8 +20,8 @@ from spectra.errors import InputError, nearest
 
 Float = NDArray[np.float64]
 
-CHUNK_NUMBERS = 4096 * 768
-"""Numbers of float64 held at once while a Gram matrix is accumulated: 25 MB."""
+CHUNK_NUMBERS = 2048 * 768
+"""Numbers of float64 in a block of rows; two blocks, 25 MB, are alive while a Gram matrix is accumulated."""
 
 TOLERANCE = 1e-12
 """Largest |sum s^2 - ||G||_F^2| / ||G||_F^2 that passes as converged."""
@@ -106,7 +106,7 @@ def blocks(g: Tensor, scale: float) -> Iterator[Tensor]:
 def gram(g: Tensor, scale: float) -> tuple[Float, float]:
     """Return C^T C of the scaled tall matrix C, float64 (p, p), and ||C||_F^2 summed independently of it.
 
-    Cost: m n p flops (symmetric update), one pass over G, `CHUNK_NUMBERS` + p^2 numbers of float64.
+    Cost: m n p flops (symmetric update), one pass over G, 2 `CHUNK_NUMBERS` + 2 p^2 numbers of float64.
     """
     p = min(g.shape)
     total = np.zeros((p, p))

@@ -1,0 +1,403 @@
+"""The recorder sees the final gradient of a step, whatever the training does, and never changes the training."""
+
+import copy
+import pickle
+import warnings
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from spectra_models import CONTEXT, TinyLM, batch, train
+from torch import nn
+
+import spectra
+from spectra import InputError
+
+
+def reference(gradient):
+    return np.linalg.svd(gradient.detach().flatten(1).double().numpy(), compute_uv=False)
+
+
+def assert_captured(run, step, named_gradients):
+    for name, gradient in named_gradients:
+        np.testing.assert_allclose(
+            run.values(step, name),
+            reference(gradient),
+            rtol=2e-6,
+            atol=1e-6 * float(gradient.abs().max()),
+            err_msg=name,
+        )
+
+
+def matrices(model, x):
+    """Gradients from scratch, by autograd.grad."""
+    named = [(name, p) for name, p in model.named_parameters() if p.ndim > 1 and p.requires_grad]
+    return list(
+        zip([name for name, _ in named], torch.autograd.grad(model.loss(x), [p for _, p in named]), strict=True)
+    )
+
+
+def make(tied=True):
+    model = TinyLM(tied=tied)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_captured_gradient_equals_autograd_from_scratch(tied):
+    model, optimizer = make(tied)
+    with spectra.GradientRecorder(model, optimizer, every=2) as rec:
+        for step in range(4):
+            expected = matrices(model, batch(step))
+            train(model, optimizer, range(step, step + 1))
+            if step % 2 == 0:
+                assert_captured(rec.run, step, expected)
+    assert rec.run.steps == [0, 2]
+    names = set(rec.run.frame["layer"])
+    assert ("head.weight" in names) is not tied
+
+
+def test_training_is_bitwise_the_same_with_and_without():
+    plain, optimizer = make()
+    train(plain, optimizer, range(6))
+    state = torch.random.get_rng_state()
+    recorded, optimizer = make()
+    with spectra.GradientRecorder(recorded, optimizer, every=1):
+        train(recorded, optimizer, range(6))
+    assert torch.equal(state, torch.random.get_rng_state())
+    for a, b in zip(plain.state_dict().values(), recorded.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_accumulation_tokens_and_clipping_are_seen():
+    model, optimizer = make()
+    with spectra.GradientRecorder(model, optimizer, every=1) as rec:
+        for part in range(3):
+            (model.loss(batch(part)) / 3).backward()
+            rec.micro_batch(tokens=4 * CONTEXT)
+        whole = {name: p.grad.clone() for name, p in model.named_parameters() if p.ndim > 1}
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    frame = rec.run.frame
+    assert set(frame["tokens"]) == {12 * CONTEXT} and set(frame["micro_batches"]) == {3}
+    np.testing.assert_allclose(frame["clip_factor"], 0.1 / float(norm), rtol=1e-4)
+    assert_captured(rec.run, 0, [(name, g * (0.1 / (norm + 1e-6))) for name, g in whole.items()])
+
+
+def test_fused_qkv_is_analysed_whole_and_split():
+    model, optimizer = make()
+    with spectra.GradientRecorder(model, optimizer, every=1) as rec:
+        train(
+            model,
+            optimizer,
+            range(1),
+            after_backward=lambda: setattr(model, "kept", model.block.c_attn.weight.grad.clone()),
+        )
+    for part, block in zip("qkv", model.kept.chunk(3), strict=True):
+        np.testing.assert_allclose(
+            rec.run.values(0, f"block.c_attn.weight[{part}]"), reference(block), atol=1e-6 * float(block.abs().max())
+        )
+    frame = rec.run.frame.set_index("layer")
+    assert frame.loc["block.c_attn.weight[k]", "part"] == "k" and frame.loc["block.c_attn.weight[k]", "rows"] == 16
+
+
+def test_a_fused_optimizer_under_grad_scaler_is_unscaled_and_skips_overflow():
+    def run(overflow_at):
+        model = TinyLM()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        with spectra.GradientRecorder(model, optimizer, every=1) as rec:
+            expected = []
+            for step in range(3):
+                expected.append(matrices(model, batch(step)))
+                optimizer.zero_grad()
+                loss = model.loss(batch(step)) * (float("inf") if step == overflow_at else 1.0)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        return rec.run, expected
+
+    found, expected = run(overflow_at=None)
+    assert set(found.frame["scale"]) == {1024.0}
+    assert_captured(found, 2, expected[2])
+    found, _ = run(overflow_at=1)
+    assert found.steps == [0, 1] and set(found.frame["status"]) == {"ok"}
+
+
+def test_an_unfused_optimizer_under_grad_scaler():
+    model, optimizer = make()
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+    with spectra.GradientRecorder(model, optimizer, every=1) as rec:
+        expected = matrices(model, batch(0))
+        scaler.scale(model.loss(batch(0))).backward()
+        scaler.step(optimizer)
+    assert_captured(rec.run, 0, expected)
+
+
+def test_a_step_with_a_closure_is_read_after_its_first_evaluation():
+    model = TinyLM()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    with spectra.GradientRecorder(model, optimizer, every=1) as rec:
+        for step in range(2):
+            expected = matrices(model, batch(step))
+
+            def closure(step=step):
+                optimizer.zero_grad()
+                loss = model.loss(batch(step))
+                loss.backward()
+                return loss
+
+            if step == 0:
+                optimizer.step(closure)
+            else:
+                optimizer.step(closure=closure)
+            assert_captured(rec.run, step, expected)
+
+
+def test_frozen_late_unfrozen_and_replaced_parameters():
+    model, optimizer = make()
+    model.block.c_attn.weight.requires_grad_(False)
+    with spectra.GradientRecorder(model, optimizer, every=1) as rec:
+        train(model, optimizer, range(1))
+        status = {entry["layer"]: entry["reason"] for entry in rec.run.manifest["inventory"]}
+        assert status["block.c_attn.weight"] == "frozen" and status["block.ln.weight"] == "1-D"
+        model.block.c_attn.weight.requires_grad_(True)
+        train(model, optimizer, range(1, 2))
+        assert "block.c_attn.weight" in set(rec.run.frame.query("step == 1")["layer"])
+        model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+        for group in optimizer.param_groups:
+            group["params"] = list(model.parameters())
+        expected = matrices(model, batch(2))
+        train(model, optimizer, range(2, 3))
+        assert_captured(rec.run, 2, expected)
+    assert {entry["layer"]: entry["status"] for entry in rec.run.manifest["inventory"]}[
+        "block.c_attn.weight"
+    ] == "captured"
+
+
+def test_a_layer_without_a_gradient_gets_a_row_and_all_of_them_an_error():
+    model, optimizer = make()
+    model.unused = nn.Linear(4, 4)
+    with spectra.GradientRecorder(model, optimizer, every=1) as rec:
+        train(model, optimizer, range(1))
+    frame = rec.run.frame.set_index("layer")
+    assert frame.loc["unused.weight", "status"] == "no gradient" and frame.loc["wte.weight", "status"] == "ok"
+    with (
+        pytest.raises(InputError, match=r"none of the 6 selected parameters.*before zero_grad"),
+        spectra.GradientRecorder(model, optimizer, every=1),
+    ):
+        optimizer.zero_grad()
+        optimizer.step()
+
+
+def test_non_finite_gradients_leave_a_counted_row_and_training_goes_on():
+    model, optimizer = make()
+
+    def poison():
+        model.wpe.weight.grad[0, :3] = float("nan")
+        model.block.mlp_in.weight.grad[1, 1] = float("inf")
+
+    with spectra.GradientRecorder(model, optimizer, every=1) as rec:
+        train(model, optimizer, range(1), after_backward=poison)
+    frame = rec.run.frame.set_index("layer")
+    assert frame.loc["wpe.weight", ["status", "nonfinite"]].tolist() == ["non-finite", 3]
+    assert frame.loc["block.mlp_in.weight", "nonfinite"] == 1
+    assert frame.loc["wte.weight", "status"] == "ok"
+    with pytest.raises(InputError, match="non-finite"):
+        rec.run.values(0, "wpe.weight")
+
+
+def test_sparse_embeddings_and_conv_and_a_layer_used_twice():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(20, 9, sparse=True)
+            self.conv = nn.Conv1d(1, 3, 2)
+            self.twice = nn.Linear(8, 8)
+
+        def loss(self, x):
+            h = self.conv(self.embed(x)[:, None]).mean(1)
+            return self.twice(torch.relu(self.twice(h))).square().sum()
+
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.tensor([1, 1, 5, 7])
+    with spectra.GradientRecorder(model, optimizer, every=1) as rec:
+        model.loss(x).backward()
+        expected = [(n, p.grad.clone()) for n, p in model.named_parameters() if p.ndim > 1]
+        optimizer.step()
+    assert_captured(rec.run, 0, [(n, g.to_dense() if g.is_sparse else g) for n, g in expected])
+    frame = rec.run.frame.set_index("layer")
+    assert frame.loc["embed.weight", "zero_rows"] == 17
+    assert frame.loc["conv.weight", ["rows", "cols", "orientation"]].tolist() == [3, 2, "folded"]
+
+
+def test_weights_stored_in_out_are_turned():
+    class Conv1D(nn.Module):
+        """As transformers stores its weights: (in, out), with the width of the output in nf."""
+
+        def __init__(self):
+            super().__init__()
+            self.nf = 9
+            self.weight = nn.Parameter(torch.randn(3, 9))
+
+    model = nn.ModuleDict({"c_attn": Conv1D()})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with spectra.GradientRecorder(model, optimizer, every=1) as rec:
+        gradient = torch.randn(3, 9)
+        model["c_attn"].weight.grad = gradient
+        optimizer.step()
+    frame = rec.run.frame.set_index("layer")
+    assert frame.loc["c_attn.weight", ["rows", "cols", "orientation"]].tolist() == [9, 3, "transposed"]
+    np.testing.assert_allclose(rec.run.values(0, "c_attn.weight[v]"), reference(gradient.T[6:]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing(reentrant):
+    class Checkpointed(TinyLM):
+        def forward(self, x):
+            h = self.wte(x) + self.wpe(torch.arange(x.shape[1]))
+            return self.head(torch.utils.checkpoint.checkpoint(self.block, h, use_reentrant=reentrant))
+
+    model = Checkpointed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = matrices(TinyLM(), batch(0))
+    with spectra.GradientRecorder(model, optimizer, every=1) as rec:
+        train(model, optimizer, range(1))
+    assert_captured(rec.run, 0, expected)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_compiled_models_without_a_graph_break_or_recompile(when):
+    model, optimizer = make()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    if when == "after":
+        compiled(batch(0)[:, :-1])
+    with spectra.GradientRecorder(compiled, optimizer, every=1) as rec:
+        expected = matrices(model, batch(0))
+        for step in range(2):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(
+                compiled(batch(0)[:, :-1]).flatten(0, 1), batch(0)[:, 1:].flatten()
+            ).backward()
+            if step == 0:
+                optimizer.step()
+                assert_captured(rec.run, 0, expected)
+            else:
+                with torch.compiler.set_stance("fail_on_recompile"):
+                    compiled(batch(0)[:, :-1])
+                optimizer.step()
+    assert "wte.weight" in rec.run.layers
+
+
+def test_schedules():
+    for every, expected in [(3, [0, 3, 6]), ([1, 4], [1, 4]), (lambda step: step in (2, 5), [2, 5])]:
+        model, optimizer = make()
+        with spectra.GradientRecorder(model, optimizer, every=every, layers="wpe.weight") as rec:
+            train(model, optimizer, range(7))
+        assert rec.run.steps == expected
+    assert spectra.logarithmic(1000, 5) == [0, 1, 6, 32, 178, 999]
+
+
+@pytest.mark.parametrize("every", [0, -1, [1, -2], [0.5], "5", None])
+def test_bad_schedules_are_refused(every):
+    with pytest.raises(InputError, match="every="):
+        spectra.GradientRecorder(TinyLM(), every=every)
+
+
+def test_layers_by_glob_kind_list_and_callable():
+    def chosen(layers):
+        rec = spectra.GradientRecorder(TinyLM(), layers=layers)
+        return {entry["layer"] for entry in rec.run.manifest["inventory"] if entry["status"] == "captured"}
+
+    assert chosen("block.mlp*") == {"block.mlp_in.weight", "block.mlp_out.weight"}
+    assert chosen("attention") == {"block.c_attn.weight"}
+    assert chosen(["embedding", "block.mlp_in.weight"]) == {"wte.weight", "wpe.weight", "block.mlp_in.weight"}
+    assert chosen(lambda name, p: p.shape[0] == 16) == {"block.mlp_out.weight"}
+    with pytest.raises(InputError, match=r"did you mean 'wte\.weight'"):
+        spectra.GradientRecorder(TinyLM(), layers="wte.wieght")
+
+
+def test_without_an_optimizer_step_is_called_by_hand():
+    model = TinyLM()
+    with spectra.GradientRecorder(model, every=1) as rec:
+        model.loss(batch(0)).backward()
+        rec.step()
+    assert rec.run.steps == [0] and rec.next_step == 1
+    with pytest.raises(InputError, match="not started"):
+        rec.step()
+    other, optimizer = make()
+    with pytest.raises(InputError, match="whose own step is hooked"), spectra.GradientRecorder(other, optimizer) as rec:
+        rec.step()
+
+
+def test_it_removes_exactly_its_own_hook_and_leaves_the_model_picklable():
+    model, optimizer = make()
+    calls = []
+    mine = optimizer.register_step_pre_hook(lambda *_: calls.append(1))
+    rec = spectra.GradientRecorder(model, optimizer, every=1)
+    with rec:
+        train(model, optimizer, range(1))
+        pickle.dumps(model)
+        copy.deepcopy(model)
+        with pytest.raises(InputError, match="already started"):
+            rec.start()
+    train(model, optimizer, range(1, 2))
+    assert calls == [1, 1] and rec.run.steps == [0]
+    assert list(optimizer._optimizer_step_pre_hooks) == [mine.id]
+
+
+def test_an_error_in_the_analysis_warns_and_training_goes_on(monkeypatch):
+    model, optimizer = make()
+    monkeypatch.setattr("spectra.hooks.analyse", lambda *_: 1 / 0)
+    with (
+        pytest.warns(UserWarning, match="stopped recording at step 0: ZeroDivisionError"),
+        spectra.GradientRecorder(model, optimizer, every=1) as rec,
+    ):
+        train(model, optimizer, range(3))
+    assert rec.run.steps == []
+
+
+def test_expensive_recording_is_said_once_and_changes_nothing():
+    model, optimizer = make()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with spectra.GradientRecorder(model, optimizer, every=1) as rec:
+            train(model, optimizer, range(12))
+    assert sum("of the training time" in str(w.message) for w in seen) == 1
+    assert rec.run.steps == list(range(12)) and rec.overhead.captures == 12 and rec.overhead.share > 0.05
+
+
+def test_a_wrapped_optimizer_is_unwrapped_and_anything_else_refused():
+    class Accelerated:
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+    model, optimizer = make()
+    with spectra.GradientRecorder(model, Accelerated(optimizer), every=1) as rec:
+        train(model, optimizer, range(1))
+    assert rec.run.steps == [0]
+    with pytest.raises(InputError, match=r"torch\.optim\.Optimizer"):
+        spectra.GradientRecorder(model, object())
+
+
+def test_sharded_models_and_models_without_matrices_are_refused():
+    class FullyShardedDataParallel(nn.Linear):
+        pass
+
+    with pytest.raises(InputError, match="DistributedDataParallel"):
+        spectra.GradientRecorder(nn.Sequential(FullyShardedDataParallel(2, 2)))
+    with pytest.raises(InputError, match="no weight matrix"):
+        spectra.GradientRecorder(nn.LayerNorm(3))
+    with pytest.raises(InputError, match="start_step"):
+        spectra.GradientRecorder(TinyLM(), start_step=-1)
+
+
+def test_many_captures_keep_no_gradient_alive():
+    model, optimizer = make()
+    seen = []
+    with spectra.GradientRecorder(model, optimizer, every=1, layers="wpe.weight") as rec:
+        train(model, optimizer, range(20), after_backward=lambda: seen.append(weakref.ref(model.wpe.weight.grad)))
+        optimizer.zero_grad()
+    assert len(rec.run.steps) == 20 and not any(gradient() for gradient in seen)
