@@ -38,6 +38,28 @@ def _root(
 
 
 @app.command()
+def reproduce(
+    preset: Annotated[str, typer.Option(help="laptop (<= 15 minutes), smoke, test or paper.")] = "laptop",
+    out: Annotated[Path | None, typer.Option(help="Folder to write; by default runs/reproduce-PRESET.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change the preset, e.g. methods.mezo.lr=[1e-3]; may be repeated.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Run the main job: spectra of first-order pretraining, all methods at equal budget, and a report."""
+    from kronzo.pretrain import reproduce as main_job
+    from kronzo.pretrain.plan import read_plan
+
+    out = out or Path("runs") / f"reproduce-{preset}"
+    plan = read_plan(preset, set_ or ())
+    path = main_job.reproduce(
+        plan, out, preset=preset, command=main_job.command_line(), fresh=fresh, progress=not quiet, say=typer.echo
+    )
+    typer.echo(f"Report: {path}")
+
+
+@app.command()
 def pretrain(
     config: Annotated[Path | None, typer.Argument(help="A TOML file, or a run folder to go on with.")] = None,
     model: Annotated[

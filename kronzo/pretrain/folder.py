@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -25,16 +25,23 @@ _PACKAGES = ("kronzo", "torch", "numpy", "safetensors", "tokenizers")
 
 
 @contextmanager
-def locked(run: Path) -> Iterator[None]:
+def locked(run: Path, ours: Iterable[str] = _OURS, marker: str = CONFIG) -> Iterator[None]:
     """Create the folder if need be and hold it for this process.
+
+    Args:
+        run: the folder.
+        ours: names that may stand in it.
+        marker: the file that shows it is what it should be, beside which other names are left alone.
 
     Raises:
         InputError: not writable, holding something that is no run, or in use by another process.
     """
     try:
         run.mkdir(parents=True, exist_ok=True)
-        foreign = sorted(path.name for path in run.iterdir() if path.name not in _OURS and path.suffix != ".writing")
-        if foreign and not (run / CONFIG).exists():
+        foreign = sorted(
+            path.name for path in run.iterdir() if path.name not in {*ours, LOCK} and path.suffix != ".writing"
+        )
+        if foreign and not (run / marker).exists():
             raise InputError(f"{run}: holds {foreign[0]!r} and is no run; give an empty or new folder with --out.")
         descriptor = os.open(run / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
@@ -93,7 +100,7 @@ def clear(run: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
+def write_json(path: Path, values: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write a JSON file beside and rename it."""
     _write(path, json.dumps(values, indent=1, ensure_ascii=False, default=str) + "\n")
 

@@ -76,6 +76,7 @@ def pretrain(
     *,
     progress: bool = True,
     stop: Callable[[int], bool] | None = None,
+    watch: Callable[[float], None] | None = None,
     fresh: bool = False,
 ) -> Result:
     """Train a GPT-2 as the config says, or go on where the run in `out` stopped, or return its result when finished.
@@ -88,6 +89,7 @@ def pretrain(
         out: its folder, held by one process at a time.
         progress: show a bar (a plain line now and then when standard error is no terminal).
         stop: asked after each step with the number of finished steps; True saves a checkpoint and returns.
+        watch: told after each step what fraction of the run is done.
         fresh: remove the run in `out` first.
 
     Raises:
@@ -110,7 +112,7 @@ def pretrain(
         with own_random_stream(config.device), interrupts() as interrupted:
             trainer = _Trainer(config, corpus, run, show=progress)
             folder.claim(run, config, trainer.manifest(), corpus.tokenizer.save)
-            return trainer.train(lambda step: bool(stop and stop(step)), interrupted)
+            return trainer.train(lambda step: bool(stop and stop(step)), watch or (lambda fraction: None), interrupted)
 
 
 class _Trainer:
@@ -152,7 +154,9 @@ class _Trainer:
             "corpus": self.corpus.manifest,
         }
 
-    def train(self, stop: Callable[[int], bool], interrupted: threading.Event) -> Result:
+    def train(
+        self, stop: Callable[[int], bool], watch: Callable[[float], None], interrupted: threading.Event
+    ) -> Result:
         """Run to the end of the budget, or until stopped or interrupted."""
         metrics_bytes = self._restore()
         now = self.counters
@@ -175,6 +179,7 @@ class _Trainer:
                     record |= self._evaluate()
                 metrics.write(record)
                 report.update(now.step, f"val {now.val_loss:.3f}")
+                watch(now.step / self.steps)
                 wanted = stop(now.step)
                 signalled = interrupted.is_set()
                 seconds = self.config.checkpoint.every_seconds

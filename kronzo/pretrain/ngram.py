@@ -12,7 +12,7 @@ Source: Witten and Bell 1991, method C, interpolated with the next lower order.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,14 +27,18 @@ if TYPE_CHECKING:
 _FILE = "reference_losses.json"
 
 
-def reference_losses(corpus: Corpus, max_tokens: int | None = None) -> dict[str, float]:
-    """Mean cross-entropy of the whole held-out split but its first token, in nats a token.
+def reference_losses(
+    corpus: Corpus, max_tokens: int | None = None, *, windows: tuple[int, int] | None = None
+) -> dict[str, float]:
+    """Mean cross-entropy of the held-out split, in nats a token: of all of it but its first token, or of windows.
 
     Cached beside the corpus. Costs a sort of the training pairs (about 0.1 s a million) and 16 bytes a distinct pair.
 
     Args:
         corpus: fitted on its training split.
         max_tokens: count only the first so many training tokens.
+        windows: (context, tokens): score what `corpus.validation(context=..., max_tokens=tokens)` yields, the very
+            tokens a run is evaluated on.
 
     Returns:
         {"unigram": nats, "bigram": nats}.
@@ -50,9 +54,11 @@ def reference_losses(corpus: Corpus, max_tokens: int | None = None) -> dict[str,
     if max_tokens is not None and max_tokens < 2:
         raise InputError(f"max_tokens={max_tokens}: a bigram is counted in two tokens or more.")
     key = "all" if max_tokens is None else str(max_tokens)
+    key += "" if windows is None else f" on windows of {windows[0]}, {windows[1]} tokens"
     known = _known(corpus)
     if key not in known:
-        known[key] = fit_and_score(corpus.train[:max_tokens], corpus.val, corpus.vocab_size)
+        pairs = _pairs(corpus.val) if windows is None else _pairs_in_windows(corpus, *windows)
+        known[key] = _fit_and_score(corpus.train[:max_tokens], pairs, corpus.vocab_size)
         if corpus.folder:
             remember(corpus.folder / _FILE, known)
     return {name: known[key][name] for name in ("unigram", "bigram")}
@@ -68,19 +74,31 @@ def _known(corpus: Corpus) -> dict[str, dict[str, float]]:
 
 def fit_and_score(train: np.ndarray, val: np.ndarray, vocab_size: int) -> dict[str, float]:
     """The two cross-entropies for ids given as 1-D arrays; see `reference_losses`."""
+    return _fit_and_score(train, _pairs(val), vocab_size)
+
+
+def _pairs_in_windows(corpus: Corpus, context: int, tokens: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for x, y in corpus.validation(batch_size=256, context=context, max_tokens=tokens):
+        yield x.numpy().ravel(), y.numpy().ravel()
+
+
+def _fit_and_score(
+    train: np.ndarray, val: Iterable[tuple[np.ndarray, np.ndarray]], vocab_size: int
+) -> dict[str, float]:
     counts, pairs, times = _count(train, vocab_size)
     unigram = _unigram(counts, vocab_size)
     first = pairs // vocab_size
     followed = np.bincount(first, weights=times, minlength=vocab_size)
     successors = np.bincount(first, minlength=vocab_size)
-    losses = np.zeros(2)
-    for v, w in _pairs(val):
+    losses, scored = np.zeros(2), 0
+    for v, w in val:
         place = np.minimum(np.searchsorted(pairs, v * vocab_size + w), pairs.size - 1)
         seen = np.where(pairs[place] == v * vocab_size + w, times[place], 0)
         total = followed[v] + successors[v]
         bigram = np.where(total > 0, (seen + successors[v] * unigram[w]) / np.maximum(total, 1), unigram[w])
         losses -= np.log(unigram[w]).sum(), np.log(bigram).sum()
-    return dict(zip(("unigram", "bigram"), (losses / (val.size - 1)).tolist(), strict=True))
+        scored += w.size
+    return dict(zip(("unigram", "bigram"), (losses / scored).tolist(), strict=True))
 
 
 def _unigram(counts: np.ndarray, vocab_size: int) -> np.ndarray:

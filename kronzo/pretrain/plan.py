@@ -1,0 +1,174 @@
+"""What `kronzo reproduce` runs: a preset, read from TOML and written out as plain runs of `kronzo pretrain`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib.resources import files
+from typing import Any
+
+from kronzo.errors import InputError
+from kronzo.pretrain import optimizers, tables
+from kronzo.pretrain.config import Config, OptimizerConfig, to_dict
+from kronzo.pretrain.resolve import shape_of
+from kronzo.pretrain.steps import passes_per_step
+
+PRESETS = ("laptop", "smoke", "test", "paper")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Successive halving over each method's list of learning rates.
+
+    Args:
+        fractions: of the comparison's budget, one a rung; every trial of a rung runs that long, on its own schedule.
+        keep: share of the trials that go on to the next rung, the best ones, at least one.
+    """
+
+    fractions: tuple[float, ...] = (0.0625, 0.25)
+    keep: float = 0.4
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the comparison.
+
+    Args:
+        optimizer: the method and its keywords, without lr.
+        lr: learning rates to try, in geometric steps.
+        budget: "token_forwards" spends the comparison's budget; "tokens" sees as many distinct tokens as the method
+            named by `tokens_of`.
+        tokens_of: see budget.
+        lr_of: takes the learning rate that was found for this other method, without trials of its own.
+    """
+
+    optimizer: OptimizerConfig
+    lr: tuple[float, ...] = ()
+    budget: str = "token_forwards"
+    tokens_of: str = ""
+    lr_of: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A preset with its settings.
+
+    Args:
+        seed: of weights, batches and directions in every run.
+        threads: torch threads a run; runs are spread over the cores.
+        fo: the first-order run whose gradients are captured.
+        comparison: what the methods share; its budget.token_forwards is the budget.
+        tuning: how learning rates are chosen.
+        methods: name -> row, in the order of the tables.
+    """
+
+    seed: int = 0
+    threads: int = 1
+    fo: Config = field(default_factory=Config)
+    comparison: Config = field(default_factory=Config)
+    tuning: Tuning = field(default_factory=Tuning)
+    methods: dict[str, Method] = field(default_factory=dict)
+
+    @property
+    def context(self) -> int:
+        """Tokens a sequence in the comparison."""
+        return shape_of(self.comparison.model, max(1, self.comparison.model.vocab_size)).context
+
+    def run_of(self, name: str, lr: float, fraction: float = 1.0) -> Config:
+        """The run of one method at a learning rate and a fraction of its budget, at least one step."""
+        method = self.methods[name]
+        base = replace(self.comparison, optimizer=replace(method.optimizer, lr=lr))
+        budget = base.budget
+        if method.budget == "tokens":
+            other = replace(self.comparison, optimizer=self.methods[method.tokens_of].optimizer)
+            batch_tokens = budget.batch_size * self.context
+            steps = int(fraction * (budget.token_forwards or 0)) // (_step_cost(other) * batch_tokens)
+            budget = replace(budget, token_forwards=None, steps=max(1, steps))
+        else:
+            least = _step_cost(base) * budget.batch_size * self.context
+            budget = replace(budget, token_forwards=max(least, int(fraction * (budget.token_forwards or 0))))
+        if fraction < 1.0:
+            base = replace(base, evaluation=replace(base.evaluation, points=2))
+        return replace(base, budget=budget)
+
+
+def read_plan(preset: str, settings: Iterable[str] = ()) -> Plan:
+    """A preset with `key=value` settings applied, e.g. `methods.mezo.lr=[1e-3]`.
+
+    Raises:
+        InputError: an unknown preset or key (the nearest one is named), or a value that cannot be.
+    """
+    if preset not in PRESETS:
+        near = tables.nearest(preset, PRESETS)
+        raise InputError(f"preset {preset!r} is unknown: {', '.join(PRESETS)} are known; did you mean {near!r}?")
+    text = (files("kronzo.pretrain") / "presets" / f"{preset}.toml").read_text(encoding="utf-8")
+    given = tables.parse(text, f"preset {preset}")
+    for setting in settings:
+        given = tables.override(given, setting)
+    return plan_of(given)
+
+
+def plan_of(given: Mapping[str, Any]) -> Plan:
+    """A plan from nested tables; seed and threads at the top hold for every run.
+
+    Raises:
+        InputError: as `read_plan`.
+    """
+    rest = {key: value for key, value in given.items() if key != "methods"}
+    plan = tables.build(Plan, rest)
+    rows = given.get("methods", {})
+    if not isinstance(rows, Mapping) or not rows:
+        raise InputError(
+            "methods: a table [methods.NAME] for each row of the comparison is needed; the preset has none."
+        )
+    methods = {name: tables.build(Method, row, f"methods.{name}.") for name, row in rows.items()}
+    shared: dict[str, Any] = {"seed": plan.seed, "threads": plan.threads}
+    plan = replace(plan, methods=methods, fo=replace(plan.fo, **shared), comparison=replace(plan.comparison, **shared))
+    _check(plan)
+    return plan
+
+
+def as_tables(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values, to be stored and compared."""
+    rows = {name: tables.plain(asdict(method)) for name, method in plan.methods.items()}
+    values = {
+        "seed": plan.seed,
+        "threads": plan.threads,
+        "fo": to_dict(plan.fo),
+        "comparison": to_dict(plan.comparison),
+        "tuning": tables.plain(asdict(plan.tuning)),
+        "methods": rows,
+    }
+    return dict(json.loads(json.dumps(values)))
+
+
+def _check(plan: Plan) -> None:
+    if plan.comparison.budget.token_forwards is None:
+        raise InputError(
+            "comparison.budget.token_forwards is missing: the methods are compared at equal token_forwards."
+        )
+    if not plan.tuning.fractions or any(not 0 < f <= 1 for f in plan.tuning.fractions):
+        raise InputError(
+            f"tuning.fractions = {list(plan.tuning.fractions)}: fractions of the budget in (0, 1] are needed."
+        )
+    if not 0 < plan.tuning.keep <= 1:
+        raise InputError(f"tuning.keep = {plan.tuning.keep}: a share in (0, 1] is needed.")
+    for name, method in plan.methods.items():
+        if bool(method.lr) == bool(method.lr_of):
+            raise InputError(f"methods.{name}: give either lr, a list of learning rates to try, or lr_of.")
+        if any(value <= 0 for value in method.lr):
+            raise InputError(f"methods.{name}.lr = {list(method.lr)}: positive learning rates are needed.")
+        if method.budget not in ("token_forwards", "tokens"):
+            raise InputError(f"methods.{name}.budget = {method.budget!r}: token_forwards or tokens is needed.")
+        for key in ("tokens_of", "lr_of"):
+            other = getattr(method, key)
+            wanted = method.lr_of if key == "lr_of" else method.budget == "tokens"
+            if wanted and (other not in plan.methods or other == name):
+                raise InputError(f"methods.{name}.{key} = {other!r}: another row is needed, {', '.join(plan.methods)}.")
+        optimizers.resolve(method.optimizer)
+
+
+def _step_cost(config: Config) -> int:
+    """Passes of the whole batch that one step costs."""
+    return passes_per_step(optimizers.resolve(config.optimizer))
