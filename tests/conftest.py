@@ -36,3 +36,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         cache = tmp_path_factory.mktemp("cache")
         patch.setenv("KRONZO_CACHE", str(cache))
         yield cache
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--forbid-skips", action="store_true", help="a skipped test has failed; .ci/run uses it")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.skipped and item.config.getoption("--forbid-skips") and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and skips are forbidden here: {report.longrepr}"

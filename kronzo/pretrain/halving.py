@@ -73,22 +73,25 @@ def promote(
 
 
 def search(
-    plan: Plan, out: Path, run: Callable[[list[Job], str], list[Result]]
+    plan: Plan, out: Path, run: Callable[[list[Job], str], list[Result]], beside: Sequence[Job] = ()
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """The learning rate of every tuned method, and the trials behind it.
 
     Args:
         plan: the methods with their rates.
         out: trials are runs in out/tuning.
-        run: does the jobs of a rung, given its title.
+        run: does jobs, given a title.
+        beside: other jobs to do along with the first rung, so that no core waits.
     """
     rates = {name: list(plan.methods[name].lr) for name in tuned(plan)}
     record: list[Trial] = []
     for rung in range(len(plan.tuning.fractions)):
         trials = jobs_of_rung(plan, rung, rates, out)
-        if not trials:
+        jobs = [*(beside if rung == 0 else ()), *(job for _, _, job in trials)]
+        if not jobs:
             break
-        results = run([job for _, _, job in trials], f"learning rates, rung {rung + 1}")
+        title = "spectra and learning rates" if beside else "learning rates"
+        results = run(jobs, f"{title}, rung {rung + 1}" if rung else title)[len(jobs) - len(trials) :]
         kept, trial_record = promote(plan, rung, [(name, lr) for name, lr, _ in trials], results)
         rates |= kept
         record += trial_record

@@ -53,9 +53,11 @@ def run_all(jobs: Sequence[Job], *, title: str, show: bool, workers: int | None 
 
         def shown(done: Sequence[float], finished: int) -> None:
             share = sum(f * job.cost for f, job in zip(done, jobs, strict=True)) / total
-            report.update(round(1000 * share), f"{finished} of {len(jobs)} runs")
+            report.update(min(round(1000 * share), 999), f"{finished} of {len(jobs)} runs")
 
-        return _inline(jobs, shown) if workers <= 1 else _spread(jobs, workers, shown)
+        results = _inline(jobs, shown) if workers <= 1 else _spread(jobs, workers, shown)
+        report.update(1000, f"{len(jobs)} of {len(jobs)} runs")
+        return results
 
 
 def _inline(jobs: Sequence[Job], shown: Callable[[Sequence[float], int], None]) -> list[Result]:

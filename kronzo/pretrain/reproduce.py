@@ -23,6 +23,7 @@ from kronzo.pretrain.ngram import reference_losses
 from kronzo.pretrain.plan import Plan, as_tables
 from kronzo.pretrain.pool import Job, run_all
 from kronzo.pretrain.progress import Reporter
+from kronzo.pretrain.resolve import shape_of
 
 PLAN, RUN, TUNING, REFERENCE, REPORT = "plan.json", "run.json", "tuning.json", "reference.json", "report.html"
 FO = "fo"
@@ -73,12 +74,11 @@ def reproduce(
             for config in (plan.fo, plan.comparison):
                 corpus = _open(config, progress)
             _write_reference(out, plan, corpus)
-        with clock.part("fo"):
-            run([Job(plan.fo, out / FO, 1.0)], "first-order pretraining with spectra")
-        say(spectrum_report(out))
-        with clock.part("tuning"):
-            rates, trials = halving.search(plan, out, run)
+        with clock.part("fo and tuning"):
+            first_order = Job(plan.fo, out / FO, _cost_of_fo(plan))
+            rates, trials = halving.search(plan, out, run, beside=[first_order])
             folder.write_json(out / TUNING, trials)
+        say(spectrum_report(out))
         with clock.part("comparison"):
             rates |= {name: rates[method.lr_of] for name, method in plan.methods.items() if method.lr_of}
             names = sorted(plan.methods, key=lambda name: -halving.cost_of(plan, name))
@@ -96,8 +96,18 @@ def reproduce(
 def spectrum_report(out: Path) -> str:
     """The spectra of the first-order run as text, 80 columns wide."""
     import spectra
+    from spectra.report import render
 
-    return spectra.report.render(spectra.open(out / FO / "spectra"))
+    return render(spectra.open(out / FO / "spectra"))
+
+
+def _cost_of_fo(plan: Plan) -> float:
+    """Its token_forwards, weighted by parameters, in the unit of the comparison's: only for the time left."""
+    budget, context = plan.fo.budget, shape_of(plan.fo.model, 1).context
+    tokens = budget.tokens or (budget.steps or 1000) * budget.batch_size * context
+    shapes = [shape_of(config.model, 1) for config in (plan.fo, plan.comparison)]
+    weights = [shape.layers * shape.width**2 for shape in shapes]
+    return 3.0 * tokens * weights[0] / weights[1]
 
 
 def command_line() -> str:

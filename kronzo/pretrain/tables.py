@@ -82,8 +82,8 @@ def dumps(tables: Mapping[str, Any]) -> str:
 def override(tables: Mapping[str, Any], setting: str) -> dict[str, Any]:
     """Return a copy of the tables with one `section.key=value` applied.
 
-    The value is read as TOML and, where that fails, as a plain string. What follows a second dot is one key, so that
-    optimizer.scale.wte.weight=2.0 sets "wte.weight" in optimizer.scale.
+    The value is read as TOML and, where that fails, as a plain string. Tables that exist are entered first; what then
+    follows a second dot is one key, so that optimizer.scale.wte.weight=2.0 sets "wte.weight" in optimizer.scale.
 
     Raises:
         InputError: a setting without "=", or one that reaches into a plain value.
@@ -92,8 +92,11 @@ def override(tables: Mapping[str, Any], setting: str) -> dict[str, Any]:
     if not equals or not key.strip():
         raise InputError(f"--set {setting}: section.key=value is needed, e.g. --set optimizer.lr=1e-3.")
     result: dict[str, Any] = json.loads(json.dumps(tables))
-    *sections, last = key.strip().split(".", 2)
-    table = result
+    parts, table = key.strip().split("."), result
+    while len(parts) > 1 and isinstance(table.get(parts[0]), dict):
+        table = table[parts.pop(0)]
+    entered = key.count(".") + 1 - len(parts)
+    *sections, last = ".".join(parts).split(".", max(0, 2 - entered))
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
