@@ -71,7 +71,8 @@ def warn_once(said: set[str], report: StepReport, current: OpenStep) -> None:
     if "unmoved" in said or not report.accepted or report.step & (report.step - 1):
         return
     for entry in current.search.entries:
-        if entry.snapshot is None or entry.parameter.dtype not in (torch.float16, torch.bfloat16):
+        low = entry.parameter.dtype in (torch.float16, torch.bfloat16)
+        if not low or entry.snapshot is None or float(entry.group["lr"]) == 0.0:
             continue
         moved = (entry.parameter != entry.snapshot).float().mean().item()
         if moved < 0.01:
