@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 from spectra.errors import InputError
 
 if TYPE_CHECKING:
-    from spectra import metrics
+    from spectra import metrics, null, subspace
     from spectra.hooks import GradientRecorder
+    from spectra.kronecker import kronecker_values, nearest_kronecker
     from spectra.run import Run
     from spectra.schedule import logarithmic
+    from spectra.search_law import search
+    from spectra.snapshots import snapshot
     from spectra.store import compact
     from spectra.store import open_run as open
     from spectra.svd import Spectrum, singular_triplets, singular_values
@@ -26,11 +29,17 @@ _LAZY = {
     "Run": ("spectra.run", "Run"),
     "Spectrum": ("spectra.svd", "Spectrum"),
     "compact": ("spectra.store", "compact"),
+    "kronecker_values": ("spectra.kronecker", "kronecker_values"),
     "logarithmic": ("spectra.schedule", "logarithmic"),
     "metrics": ("spectra.metrics", None),
+    "nearest_kronecker": ("spectra.kronecker", "nearest_kronecker"),
+    "null": ("spectra.null", None),
     "open": ("spectra.store", "open_run"),
+    "search": ("spectra.search_law", "search"),
     "singular_triplets": ("spectra.svd", "singular_triplets"),
     "singular_values": ("spectra.svd", "singular_values"),
+    "snapshot": ("spectra.snapshots", "snapshot"),
+    "subspace": ("spectra.subspace", None),
 }
 
 __all__ = [
@@ -40,11 +49,17 @@ __all__ = [
     "Spectrum",
     "__version__",
     "compact",
+    "kronecker_values",
     "logarithmic",
     "metrics",
+    "nearest_kronecker",
+    "null",
     "open",
+    "search",
     "singular_triplets",
     "singular_values",
+    "snapshot",
+    "subspace",
 ]
 
 

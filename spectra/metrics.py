@@ -95,7 +95,7 @@ def stable_rank(values: ArrayLike) -> float:
 def participation_ratio(values: ArrayLike) -> float:
     """Return (sum e)^2 / sum e^2, in 1..p.
 
-    It sets the excess kurtosis 6 / (r PR) of <G, Z> for Z of rank r (see `spectra.search`).
+    It sets the excess kurtosis 6 / (r PR) of <G, Z> for Z of rank r (see `spectra.search_law`).
 
     Source: Allaire et al. 2025; the inverse participation ratio of physics.
     """

@@ -109,7 +109,7 @@ def chance_values(rows: int, cols: int) -> Float:
     mini-batch noise.
 
     Returns:
-        min(rows, cols) float64 values, descending.
+        min(rows, cols) float64 values, descending; the squares sum to rows * cols.
     """
     small, large = min(rows, cols), max(rows, cols)
     if small == 0:
@@ -120,7 +120,8 @@ def chance_values(rows: int, cols: int) -> Float:
     x = a + (b - a) * np.sin(t) ** 2
     mass = np.cumsum((np.sin(t) * np.cos(t)) ** 2 / x)
     shares = (np.arange(small) + 0.5) / small
-    return np.sqrt(large * np.interp(shares, mass / mass[-1], x))[::-1]
+    energies = np.interp(shares, mass / mass[-1], x)[::-1]
+    return np.sqrt(energies * (small * large / energies.sum()))
 
 
 def cross_values(half_a: Tensor, half_b: Tensor, k: int) -> Float:

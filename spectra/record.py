@@ -13,6 +13,9 @@ from spectra.layers import Layer, epsilon
 from spectra.schema import RANKS, Record
 from spectra.svd import largest_entry, singular_values
 
+CROSS_VALUES = 16
+"""Leading directions of the first half whose cross-validated values are kept."""
+
 
 @cache
 def chance(rows: int, cols: int) -> dict[str, float]:
@@ -70,6 +73,9 @@ def _numbers(matrix: Tensor, noise: Tensor | None, scale: float, dtype: torch.dt
     }
     if noise is not None:
         record |= _nulls(values, singular_values(noise).values / scale, found.shape, tokens)
+        # With S = matrix and N = noise the mean gradients of the halves are S + N and S - N.
+        count = min(CROSS_VALUES, *found.shape)
+        record["cross_values"] = null.cross_values(matrix + noise, matrix - noise, count) / scale
     return record
 
 
