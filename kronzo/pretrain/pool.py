@@ -99,7 +99,7 @@ def _spread(jobs: Sequence[Job], workers: int, shown: Callable[[Sequence[float],
             _await(futures, interrupted, lambda: shown(list(shares), sum(f.done() for f in futures)))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in list((pool._processes or {}).values()):
+            for process in multiprocessing.active_children():
                 process.terminate()
             raise
         finally:

@@ -1,0 +1,94 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kronzo.errors import InputError
+from kronzo.pretrain.config import from_dict
+from kronzo.pretrain.pool import Job, run_all
+
+SMALL = {
+    "threads": 1,
+    "model": {"name": "nano", "context": 8, "layers": 1, "heads": 1, "width": 8},
+    "data": {"source": "synthetic", "tokenizer": "none"},
+    "optimizer": {"method": "mezo", "lr": 1e-3},
+    "budget": {"batch_size": 2, "steps": 6},
+    "evaluation": {"points": 2, "tokens": 64},
+}
+
+
+def _jobs(folder: Path, steps: int = 6, seeds: int = 3) -> list[Job]:
+    config = from_dict(SMALL | {"budget": {"batch_size": 2, "steps": steps}})
+    return [Job(replace(config, seed=seed), folder / str(seed), 1.0) for seed in range(seeds)]
+
+
+def test_one_worker_runs_here_and_leaves_the_threads_alone(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    results = run_all(_jobs(tmp_path), title="runs", show=False, workers=1)
+    assert [r.folder.name for r in results] == ["0", "1", "2"] and all(r.finished for r in results)
+    assert torch.get_num_threads() == before
+
+
+def test_a_job_that_is_refused_is_refused_here(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "letter.txt").write_text("not a run")
+    with pytest.raises(InputError, match=r"holds 'letter\.txt' and is no run"):
+        run_all(_jobs(tmp_path), title="runs", show=False, workers=1)
+
+
+@pytest.mark.slow
+def test_results_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+    one = run_all(_jobs(tmp_path / "one"), title="runs", show=False, workers=1)
+    two = run_all(_jobs(tmp_path / "two"), title="runs", show=False, workers=2)
+    assert [r.val_loss for r in one] == [r.val_loss for r in two]
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.pretrain.test_pool import _jobs
+from kronzo.pretrain.pool import run_all
+if __name__ == "__main__":
+    run_all(_jobs(Path(sys.argv[1]), steps=10**6, seeds=2), title="runs", show=False, workers=2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_worker_outlives_its_parent(tmp_path: Path, number: signal.Signals) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    root = Path(__file__).resolve().parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    parent = subprocess.Popen([sys.executable, str(script), str(tmp_path / "runs")], env=environment)
+    metrics = [tmp_path / "runs" / name / "metrics.jsonl" for name in "01"]
+    _until(lambda: all(path.exists() and path.stat().st_size for path in metrics), 120)
+    children = _children(parent.pid)
+    assert len(children) >= 2
+    parent.send_signal(number)
+    parent.wait(60)
+    _until(lambda: not any(_alive(pid) for pid in children), 60)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(p) for task in Path(f"/proc/{pid}/task").iterdir() for p in (task / "children").read_text().split()]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _until(condition, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.2)
