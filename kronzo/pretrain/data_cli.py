@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,6 +89,7 @@ class _Progress:
     """One progress bar after the other, a new one whenever the label changes."""
 
     def __init__(self) -> None:
+        self._open = ExitStack()
         self._label = ""
         self._bar: Reporter | None = None
 
@@ -95,19 +97,15 @@ class _Progress:
         from kronzo.pretrain.progress import Reporter
 
         if self._bar is None or label != self._label:
-            self._close()
-            self._label, self._bar = label, Reporter(label, total, done).__enter__()
+            self._open.close()
+            self._label, self._bar = label, self._open.enter_context(Reporter(label, total, done))
         self._bar.update(done)
-
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)
 
     def __enter__(self) -> _Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        self._open.close()
 
 
 def _show(corpus: Corpus, losses: dict[str, float] | None, as_json: bool) -> None:

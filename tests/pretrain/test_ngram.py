@@ -17,7 +17,7 @@ from kronzo.pretrain.tokenizer import IdTokenizer
 ids = st.lists(st.integers(0, 9), min_size=2, max_size=60)
 
 
-def naive(train: list[int], val: list[int], vocabulary: int) -> dict[str, float]:
+def naive(train: list[int], scored: list[tuple[int, int]], vocabulary: int) -> dict[str, float]:
     """The equations of the module, a dictionary each."""
     counts, pairs = Counter(train), Counter(pairwise(train))
     followed, successors = Counter(train[:-1]), Counter(v for v, _ in pairs)
@@ -30,7 +30,6 @@ def naive(train: list[int], val: list[int], vocabulary: int) -> dict[str, float]
             return unigram(w)
         return (pairs[v, w] + successors[v] * unigram(w)) / (followed[v] + successors[v])
 
-    scored = list(pairwise(val))
     return {
         "unigram": -sum(math.log(unigram(w)) for _, w in scored) / len(scored),
         "bigram": -sum(math.log(bigram(v, w)) for v, w in scored) / len(scored),
@@ -41,21 +40,23 @@ def naive(train: list[int], val: list[int], vocabulary: int) -> dict[str, float]
 def test_losses_equal_the_naive_ones_whatever_the_chunk(train, val, chunk):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenfiles, "_CHUNK_TOKENS", chunk)
-        found = ngram.fit_and_score(np.array(train, np.uint16), np.array(val, np.uint16), 12)
-    assert found == pytest.approx(naive(train, val, 12), rel=1e-12)
+        found = ngram.fit_and_score(np.array(train, np.uint16), ngram.neighbours(np.array(val, np.uint16)), 12)
+    assert found == pytest.approx(naive(train, list(pairwise(val)), 12), rel=1e-12)
 
 
 @given(train=ids, v=st.integers(0, 11))
 def test_the_probabilities_of_all_successors_sum_to_one(train, v):
     for model in ("unigram", "bigram"):
-        losses = [ngram.fit_and_score(np.array(train), np.array([v, w]), 12)[model] for w in range(12)]
+        losses = [
+            ngram.fit_and_score(np.array(train), ngram.neighbours(np.array([v, w])), 12)[model] for w in range(12)
+        ]
         assert sum(math.exp(-loss) for loss in losses) == pytest.approx(1.0, rel=1e-12)
 
 
 def test_the_largest_vocabulary_does_not_overflow():
     train = np.array([65_535, 65_535, 0, 65_535, 65_535], np.uint16)
-    found = ngram.fit_and_score(train, train, 65_536)
-    assert found == pytest.approx(naive(train.tolist(), train.tolist(), 65_536), rel=1e-12)
+    found = ngram.fit_and_score(train, ngram.neighbours(train), 65_536)
+    assert found == pytest.approx(naive(train.tolist(), list(pairwise(train.tolist())), 65_536), rel=1e-12)
 
 
 def test_reference_losses_are_cached_beside_the_corpus(tmp_path, monkeypatch):
@@ -66,11 +67,24 @@ def test_reference_losses_are_cached_beside_the_corpus(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ngram, "fit_and_score", lambda *_: pytest.fail("computed again"))
         assert ngram.reference_losses(corpus) == first
+    with monkeypatch.context() as patch:
+        patch.setattr(ngram, "MAX_TOKENS", 2000)
+        assert ngram.reference_losses(corpus) == ngram.reference_losses(corpus, max_tokens=2000) != first
     file = corpus.folder / "reference_losses.json"
-    assert set(json.loads(file.read_text())) == {"all", "1000"}
+    assert set(json.loads(file.read_text())) == {str(corpus.train.size), "1000", "2000"}
     file.write_text("{")
     assert ngram.reference_losses(corpus) == first
     assert ngram.reference_losses(open_corpus("synthetic", cache=tmp_path)) == first
+
+
+def test_losses_on_windows_are_those_of_the_tokens_a_run_is_evaluated_on():
+    corpus = open_corpus("synthetic")
+    batches = corpus.validation(batch_size=3, context=16, max_tokens=320)
+    pairs = [(v, w) for x, y in batches for v, w in zip(x.flatten().tolist(), y.flatten().tolist(), strict=True)]
+    assert len(pairs) == 320
+    expected = naive(corpus.train[:5000].tolist(), pairs, corpus.vocab_size)
+    assert ngram.reference_losses(corpus, 5000, windows=(16, 320)) == pytest.approx(expected, rel=1e-12)
+    assert ngram.reference_losses(corpus, 5000) != pytest.approx(expected, rel=1e-3)
 
 
 def test_too_few_tokens_are_refused():
