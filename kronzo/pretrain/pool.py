@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,8 @@ from kronzo.pretrain.loop import Result, pretrain
 from kronzo.pretrain.process import interrupts
 from kronzo.pretrain.progress import Reporter
 
-_progress: Any = None
+_slot: Any = None
+_board: Any = None
 
 
 @dataclass(frozen=True)
@@ -36,78 +37,110 @@ class Job:
     cost: float
 
 
-def run_all(jobs: Sequence[Job], *, title: str, show: bool, workers: int | None = None) -> list[Result]:
-    """Run the jobs, as many at a time as there are cores for their threads, and return their results in order.
+class Pool:
+    """Processes that do jobs; a context manager. The results do not depend on how many there are.
 
-    The results do not depend on how many run at a time. With one worker they run in this process.
-
-    Raises:
-        KeyboardInterrupt: after Ctrl-C or SIGTERM, once every running job has saved a checkpoint.
-        InputError: what a job refuses; the jobs that run are finished first.
+    Args:
+        threads: torch threads of a job; 0 means all cores.
+        workers: processes; by default as many as the cores hold. A single one is this process itself.
+        show: show progress.
     """
-    cores = len(os.sched_getaffinity(0))
-    threads = max((job.config.threads or cores for job in jobs), default=1)
-    workers = min(len(jobs), workers or max(1, cores // threads))
-    total = sum(job.cost for job in jobs) or 1.0
-    with Reporter(title, 1000, show=show) as report:
 
-        def shown(done: Sequence[float], finished: int) -> None:
-            share = sum(f * job.cost for f, job in zip(done, jobs, strict=True)) / total
-            report.update(min(round(1000 * share), 999), f"{finished} of {len(jobs)} runs")
+    def __init__(self, threads: int, *, workers: int | None = None, show: bool = True) -> None:
+        cores = len(os.sched_getaffinity(0))
+        self.workers = workers or max(1, cores // (threads or cores))
+        self.show = show
+        self._executor: ProcessPoolExecutor | None = None
 
-        results = _inline(jobs, shown) if workers <= 1 else _spread(jobs, workers, shown)
-        report.update(1000, f"{len(jobs)} of {len(jobs)} runs")
+    def __enter__(self) -> Pool:
+        if self.workers > 1:
+            context = multiprocessing.get_context("spawn")
+            self._slots: Any = context.Array("d", 2 * self.workers)
+            self._taken: Any = context.Value("i", 0)
+            arguments = (self._slots, self._taken, os.getpid())
+            self._executor = ProcessPoolExecutor(self.workers, context, _start_worker, arguments)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, jobs: Sequence[Job], title: str) -> list[Result]:
+        """Do the jobs and return their results in order.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C or SIGTERM, once every running job has saved a checkpoint.
+            InputError: what a job refuses; the jobs that run save and stop first.
+        """
+        with Reporter(title, 1000, show=self.show) as report:
+            progress = _Progress(jobs, report)
+            results = self._spread(jobs, progress) if self._executor else _inline(jobs, progress)
+            report.update(1000, f"{len(jobs)} of {len(jobs)} runs")
         return results
 
+    def _spread(self, jobs: Sequence[Job], progress: _Progress) -> list[Result]:
+        assert self._executor is not None
+        self._slots[:] = [0.0] * len(self._slots)
+        with interrupts() as interrupted:
+            futures = [self._executor.submit(_work, i, job) for i, job in enumerate(jobs)]
+            try:
+                _wait(futures, interrupted, lambda: progress.show(futures, list(self._slots)))
+            except BaseException:
+                self._executor.shutdown(wait=False, cancel_futures=True)
+                for process in multiprocessing.active_children():
+                    process.terminate()
+                raise
+        return [future.result() for future in futures]
 
-def _inline(jobs: Sequence[Job], shown: Callable[[Sequence[float], int], None]) -> list[Result]:
+
+class _Progress:
+    """Shares of the work done, from finished jobs and what the workers report of the running ones."""
+
+    def __init__(self, jobs: Sequence[Job], report: Reporter) -> None:
+        self.costs = [job.cost for job in jobs]
+        self.total = sum(self.costs) or 1.0
+        self.report = report
+
+    def show(self, futures: Sequence[Future[Result]], slots: Sequence[float]) -> None:
+        """`slots` holds (job number, fraction done) of each worker."""
+        finished = [future.done() for future in futures]
+        running = {int(slots[k]): slots[k + 1] for k in range(0, len(slots), 2)}
+        shares = [1.0 if done else running.get(i, 0.0) for i, done in enumerate(finished)]
+        self.update(shares, sum(finished))
+
+    def update(self, shares: Sequence[float], finished: int) -> None:
+        """Report fractions done, a number a job."""
+        share = sum(f * cost for f, cost in zip(shares, self.costs, strict=True)) / self.total
+        self.report.update(min(round(1000 * share), 999), f"{finished} of {len(self.costs)} runs")
+
+
+def _inline(jobs: Sequence[Job], progress: _Progress) -> list[Result]:
     import torch
 
     before = torch.get_num_threads()
-    done = [0.0] * len(jobs)
-    results = []
+    shares = [0.0] * len(jobs)
+
+    def note(i: int, fraction: float) -> None:
+        shares[i] = fraction
+        progress.update(shares, i)
+
     try:
-        for i, job in enumerate(jobs):
-
-            def note(fraction: float, i: int = i) -> None:
-                done[i] = fraction
-                shown(done, i)
-
-            results.append(_run(job, note))
+        return [_run(i, job, note) for i, job in enumerate(jobs)]
     finally:
         torch.set_num_threads(before)
-    return results
 
 
-def _run(job: Job, note: Callable[[float], None]) -> Result:
+def _run(i: int, job: Job, note: Any) -> Result:
     import torch
 
     if job.config.threads:
         torch.set_num_threads(job.config.threads)
-    result = pretrain(job.config, job.folder, progress=False, watch=note)
-    note(1.0)
+    result = pretrain(job.config, job.folder, progress=False, watch=lambda fraction: note(i, fraction))
+    note(i, 1.0)
     return result
 
 
-def _spread(jobs: Sequence[Job], workers: int, shown: Callable[[Sequence[float], int], None]) -> list[Result]:
-    context = multiprocessing.get_context("spawn")
-    shares: Any = context.Array("d", len(jobs))
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (shares, os.getpid()))
-    with interrupts() as interrupted:
-        try:
-            futures = [pool.submit(_work, i, job) for i, job in enumerate(jobs)]
-            _await(futures, interrupted, lambda: shown(list(shares), sum(f.done() for f in futures)))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-    return [future.result() for future in futures]
-
-
-def _await(futures: list[Future[Result]], interrupted: threading.Event, show: Callable[[], None]) -> None:
+def _wait(futures: Sequence[Future[Result]], interrupted: threading.Event, show: Any) -> None:
     """Wait for all; the first failure or an interrupt ends the waiting."""
     left = set(futures)
     while left:
@@ -119,9 +152,11 @@ def _await(futures: list[Future[Result]], interrupted: threading.Event, show: Ca
             future.result()
 
 
-def _start_worker(shares: Any, parent: int) -> None:
-    global _progress
-    _progress = shares
+def _start_worker(slots: Any, taken: Any, parent: int) -> None:
+    global _board, _slot
+    with taken.get_lock():
+        _slot, taken.value = taken.value, taken.value + 1
+    _board = slots
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
 
@@ -134,7 +169,7 @@ def _die_with(parent: int) -> None:
 
 
 def _work(i: int, job: Job) -> Result:
-    def note(fraction: float) -> None:
-        _progress[i] = fraction
+    def note(number: int, fraction: float) -> None:
+        _board[2 * _slot], _board[2 * _slot + 1] = number, fraction
 
-    return _run(job, note)
+    return _run(i, job, note)

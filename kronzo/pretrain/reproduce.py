@@ -18,10 +18,9 @@ from typing import Any
 from kronzo.errors import InputError
 from kronzo.pretrain import folder, halving, tables
 from kronzo.pretrain.data import Corpus, open_corpus
-from kronzo.pretrain.loop import Result
 from kronzo.pretrain.ngram import reference_losses
 from kronzo.pretrain.plan import Plan, as_tables
-from kronzo.pretrain.pool import Job, run_all
+from kronzo.pretrain.pool import Job, Pool
 from kronzo.pretrain.progress import Reporter
 from kronzo.pretrain.resolve import shape_of
 
@@ -66,29 +65,25 @@ def reproduce(
             clear(out)
         _claim(out, plan, preset, command)
         clock = _Clock(out)
-
-        def run(jobs: list[Job], title: str) -> list[Result]:
-            return run_all(jobs, title=title, show=progress, workers=workers)
-
-        with clock.part("corpus"):
-            for config in (plan.fo, plan.comparison):
-                corpus = _open(config, progress)
-            _write_reference(out, plan, corpus)
-        with clock.part("fo and tuning"):
-            first_order = Job(plan.fo, out / FO, _cost_of_fo(plan))
-            rates, trials = halving.search(plan, out, run, beside=[first_order])
-            folder.write_json(out / TUNING, trials)
-        say(spectrum_report(out))
-        with clock.part("comparison"):
-            rates |= {name: rates[method.lr_of] for name, method in plan.methods.items() if method.lr_of}
-            names = sorted(plan.methods, key=lambda name: -halving.cost_of(plan, name))
-            run([Job(plan.run_of(n, rates[n]), out / n, halving.cost_of(plan, n)) for n in names], "comparison")
+        with Pool(plan.threads, workers=workers, show=progress) as pool:
+            with clock.part("corpus"):
+                for config in (plan.fo, plan.comparison):
+                    corpus = _open(config, progress)
+                _write_reference(out, plan, corpus)
+            with clock.part("spectra and tuning"):
+                first_order = Job(plan.fo, out / FO, _cost_of_fo(plan))
+                rates, trials = halving.search(plan, out, pool.run, beside=[first_order])
+                folder.write_json(out / TUNING, trials)
+            say(spectrum_report(out))
+            with clock.part("comparison"):
+                rates |= {name: rates[method.lr_of] for name, method in plan.methods.items() if method.lr_of}
+                names = sorted(plan.methods, key=lambda name: -halving.cost_of(plan, name))
+                jobs = [Job(plan.run_of(n, rates[n]), out / n, halving.cost_of(plan, n)) for n in names]
+                pool.run(jobs, "comparison")
         from kronzo.pretrain import report
 
-        with clock.part("report"):
-            path = report.write(out)
         clock.finish()
-        report.write(out)
+        path = report.write(out)
         say(report.terminal(out))
     return path
 

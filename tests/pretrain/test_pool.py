@@ -11,7 +11,8 @@ import torch
 
 from kronzo.errors import InputError
 from kronzo.pretrain.config import from_dict
-from kronzo.pretrain.pool import Job, run_all
+from kronzo.pretrain.loop import Result
+from kronzo.pretrain.pool import Job, Pool
 
 SMALL = {
     "threads": 1,
@@ -28,9 +29,14 @@ def _jobs(folder: Path, steps: int = 6, seeds: int = 3) -> list[Job]:
     return [Job(replace(config, seed=seed), folder / str(seed), 1.0) for seed in range(seeds)]
 
 
+def _run_all(jobs: list[Job], workers: int) -> list[Result]:
+    with Pool(1, workers=workers, show=False) as pool:
+        return pool.run(jobs, "runs")
+
+
 def test_one_worker_runs_here_and_leaves_the_threads_alone(tmp_path: Path) -> None:
     before = torch.get_num_threads()
-    results = run_all(_jobs(tmp_path), title="runs", show=False, workers=1)
+    results = _run_all(_jobs(tmp_path), 1)
     assert [r.folder.name for r in results] == ["0", "1", "2"] and all(r.finished for r in results)
     assert torch.get_num_threads() == before
 
@@ -39,23 +45,22 @@ def test_a_job_that_is_refused_is_refused_here(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "letter.txt").write_text("not a run")
     with pytest.raises(InputError, match=r"holds 'letter\.txt' and is no run"):
-        run_all(_jobs(tmp_path), title="runs", show=False, workers=1)
+        _run_all(_jobs(tmp_path), 1)
 
 
 @pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
-    one = run_all(_jobs(tmp_path / "one"), title="runs", show=False, workers=1)
-    two = run_all(_jobs(tmp_path / "two"), title="runs", show=False, workers=2)
+    one = _run_all(_jobs(tmp_path / "one"), 1)
+    two = _run_all(_jobs(tmp_path / "two"), 2)
     assert [r.val_loss for r in one] == [r.val_loss for r in two]
 
 
 SCRIPT = """
 import sys
 from pathlib import Path
-from tests.pretrain.test_pool import _jobs
-from kronzo.pretrain.pool import run_all
+from tests.pretrain.test_pool import _jobs, _run_all
 if __name__ == "__main__":
-    run_all(_jobs(Path(sys.argv[1]), steps=10**6, seeds=2), title="runs", show=False, workers=2)
+    _run_all(_jobs(Path(sys.argv[1]), steps=10**6, seeds=2), 2)
 """
 
 
