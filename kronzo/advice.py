@@ -6,15 +6,19 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 
+from kronzo.errors import InputError
 from kronzo.rules import Outcome
 from kronzo.spaces.base import Space
 from kronzo.spaces.kronecker import KroneckerSpace, best_pair
 from kronzo.trial import OpenStep
 from kronzo.validation import resolution_of
 
+EARLY_STEPS = 10
+_FAR = 5.0
 _BAD_SIDE = 8
 """A side is badly factored when its larger factor exceeds the smaller one this many times."""
 
@@ -59,6 +63,29 @@ def report_of(step: int, outcome: Outcome, current: OpenStep) -> StepReport:
     )
 
 
+def lowest_loss(lowest: float, step: int, outcome: Outcome, current: OpenStep) -> float:
+    """The lowest loss seen so far; in the first steps it is also what the probes are compared with.
+
+    Raises:
+        InputError: the typical probe of one of the first 10 steps lies far above it, by 5 times its size or 5: the
+            model does not survive such steps.
+    """
+    probes = sorted(v for v in (row[0] for row in current.rows) if math.isfinite(v))
+    seen = [v for row in current.rows for v in row[:2] if math.isfinite(v)]
+    if current.rule.whole_step and math.isfinite(outcome.loss):
+        seen.append(outcome.loss)
+    lowest = min([lowest, *seen])
+    if not probes or step >= EARLY_STEPS:
+        return lowest
+    typical = probes[len(probes) // 2]
+    if typical - lowest > _FAR * max(1.0, abs(lowest)):
+        raise InputError(
+            f"collapse in step {step}: the loss of the probes is {current.sign * typical:.4g}, it has been "
+            f"{current.sign * lowest:.4g}; lower eps={current.eps:g} or the lr, the weights are as before this step."
+        )
+    return lowest
+
+
 def warn_once(said: set[str], report: StepReport, current: OpenStep) -> None:
     """Warn of losses too coarse for eps and of updates that low-precision weights cannot take."""
     if "resolution" not in said and _unresolved(report):
@@ -99,12 +126,11 @@ def warn_of_shapes(said: set[str], named: Sequence[tuple[str, Space]]) -> None:
             small, large = best_pair(side)
             if side >= 64 and large > _BAD_SIDE * small and _is_pair(space, small, large):
                 said.add("factors")
-                padded = next(k for k in range(side, 2 * side) if best_pair(k)[1] <= 2 * best_pair(k)[0])
+                padded = next(k for k in count(-(-side // 64) * 64, 64) if best_pair(k)[1] <= 2 * best_pair(k)[0])
                 pair = best_pair(padded)
                 warnings.warn(
-                    f"{name} {space.matrix}: {side} = {small} * {large} gives factors {small} x {large}, so more is "
-                    f"stored and fewer directions differ; pad that side to {padded} = {pair[0]} * {pair[1]} or pass "
-                    "factors=.",
+                    f"{name} {space.matrix}: {side} = {small} * {large} gives factors {small} x {large}, which store "
+                    f"more than they need; pad that side to {padded} = {pair[0]} * {pair[1]} or pass factors=.",
                     stacklevel=4,
                 )
                 break

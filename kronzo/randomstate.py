@@ -52,8 +52,10 @@ class Surroundings:
 
     def moved(self, later: Surroundings) -> tuple[bool, bool]:
         """Whether the `random` and numpy streams differ in a later state."""
-        a, b = self.numpy["state"], later.numpy["state"]
-        return self.python != later.python, a["pos"] != b["pos"] or not np.array_equal(a["key"], b["key"])
+        a, b = self.numpy, later.numpy
+        numpy = a["state"]["pos"] != b["state"]["pos"] or not np.array_equal(a["state"]["key"], b["state"]["key"])
+        pending = (a["has_gauss"], a["gauss"]) != (b["has_gauss"], b["gauss"])
+        return self.python != later.python, numpy or pending
 
 
 class Repeater:

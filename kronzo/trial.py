@@ -19,6 +19,12 @@ FARTHEST = 64.0
 """Farthest candidate, in units of Z, that arithmetic restore evaluates: float32 could not come back from beyond."""
 
 
+_NO_BACKWARD = (
+    "the closure called backward() or turned gradients on: a zeroth-order closure runs the forward only; return the "
+    "loss and leave enable_grad(), backward() and zero_grad() out."
+)
+
+
 class OpenStep:
     """The `Trial` that a rule looks around with.
 
@@ -49,6 +55,7 @@ class OpenStep:
         self.closures: list[Repeater] = []
         self.active: list[Repeater] = []
         self.measured: list[Tensor] = []
+        self.rows: list[list[float]] = []
         self.forwards = 0
         self.loss_dtype = torch.float64
 
@@ -98,8 +105,8 @@ class OpenStep:
         self.active = self.closures[-1:]
 
     def _decide(self, window: list[float]) -> Outcome:
-        rows = torch.stack(self.measured).mean(0)
-        return self.rule.decide(rows.tolist(), self.eps, window)
+        self.rows = torch.stack(self.measured).mean(0).tolist()
+        return self.rule.decide(self.rows, self.eps, window)
 
     # ------------------------------------------------------------------ what a rule may do
 
@@ -121,19 +128,21 @@ class OpenStep:
 
     def _evaluate(self, closure: Repeater, part: int | None) -> Tensor:
         self.forwards += 1
+        first, before = closure.after is None, self._gradients()
         try:
             value = closure() if part is None else closure(part)
         except RuntimeError as error:
             if "does not require grad" in str(error):
-                raise InputError(
-                    "the closure called backward(): a zeroth-order closure runs the forward only; return the loss and "
-                    "leave backward() and zero_grad() out."
-                ) from error
+                raise InputError(_NO_BACKWARD) from error
             raise
+        if first and any(new is not None and new != old for new, old in zip(self._gradients(), before, strict=True)):
+            raise InputError(_NO_BACKWARD)
         if isinstance(value, Tensor) and value.requires_grad:
-            raise InputError(
-                "the closure returned a loss with a graph, so it turned gradients on: leave enable_grad() and "
-                "backward() out, a zeroth-order closure runs the forward only."
-            )
+            raise InputError(_NO_BACKWARD)
         loss, self.loss_dtype = loss_tensor(value)
         return loss
+
+    def _gradients(self) -> list[tuple[int, int] | None]:
+        """What shows that a gradient was written: its identity and version."""
+        gradients = [entry.parameter.grad for entry in self.search.entries]
+        return [None if g is None else (id(g), g._version) for g in gradients]

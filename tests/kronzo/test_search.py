@@ -35,7 +35,9 @@ def test_probes_stand_at_theta_plus_eps_z_and_return(name, restore, shape, layou
     method, keywords, z = METHODS[name]
     p = nn.Parameter(LAYOUTS[layout](torch.randn(shape, dtype=torch.float64)))
     strides, before, seen = p.stride(), p.detach().clone(), []
-    opt = method([p, nn.Parameter(torch.zeros(9, 9, dtype=torch.float64))], lr=0.0, seed=seed, restore=restore, **keywords)
+    opt = method(
+        [p, nn.Parameter(torch.zeros(9, 9, dtype=torch.float64))], lr=0.0, seed=seed, restore=restore, **keywords
+    )
 
     def closure():
         seen.append(p.detach().clone())
