@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from small_runs import BASE, small_config
 
@@ -13,9 +15,11 @@ from kronzo import cli
 from kronzo.errors import InputError
 from kronzo.pretrain import launch, runs
 from kronzo.pretrain.config import from_dict, to_toml
+from kronzo.pretrain.gpt2 import GPT2Config
 from kronzo.pretrain.log import MetricsWriter, read_metrics
 from kronzo.pretrain.loop import pretrain
 from kronzo.pretrain.progress import Reporter
+from kronzo.pretrain.tokenizer import ByteTokenizer
 
 
 @pytest.fixture
@@ -105,12 +109,26 @@ def test_sample_is_seeded_starts_with_the_prompt_and_stays_in_the_vocabulary(
     ids = [[int(word) for word in text.split()] for text in texts]
     assert all(row[:3] == [1, 2, 3] and len(row) <= 33 and max(row) < 64 for row in ids) and max(map(len, ids)) > 3
     model, tokenizer = runs.open_model(tmp_path / "run")
-    import torch
-
     with torch.no_grad():
         logits = model(torch.tensor([[tokenizer.end_of_text, 1, 2, 3]]))[0, -1]
     greedy = runs.sample(tmp_path / "run", "1 2 3", tokens=1, temperature=0)
     assert greedy == tokenizer.decode([1, 2, 3, int(logits.argmax())])
+
+
+def test_sample_divides_the_logits_by_the_temperature_and_never_draws_padding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = torch.full((320,), -9.0)
+    logits[[65, 66, 67]] = torch.tensor([2.0, 1.0, 0.0])
+    logits[257:] = 30.0
+    model = torch.nn.Module()
+    model.config = GPT2Config(context=8)
+    model.forward = lambda x: logits.expand(*x.shape, -1)
+    monkeypatch.setattr(runs, "open_model", lambda run: (model, ByteTokenizer()))
+    assert runs.sample(tmp_path, "x", tokens=5, temperature=0) == "xAAAAA"
+    for temperature in (0.5, 1.0, 2.0):
+        text = runs.sample(tmp_path, tokens=2000, temperature=temperature)
+        assert text.count("A") / text.count("B") == pytest.approx(math.exp(1 / temperature), rel=0.15)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +168,6 @@ def test_runs_lists_state_budget_and_loss(
 
 
 def test_metrics_are_cut_to_the_checkpoint_and_half_a_line_is_left_out(tmp_path: Path) -> None:
-    import torch
-
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path) as metrics:
         metrics.write({"step": 1, "loss": torch.tensor(2.5), "accepted": True})
