@@ -29,13 +29,18 @@ def _searching(results: Results) -> list[RunResult]:
     return sorted((run for run in results.finished if run.zeroth_order), key=lambda run: run.val_loss)
 
 
+def _by(apart: float) -> str:
+    """A distance in words, its sign left out."""
+    return f"{nats(abs(apart), 2)} nats"
+
+
 def _frequencies(results: Results) -> Iterator[str]:
     """Which methods learned more than how often tokens occur."""
     runs, line = _searching(results), results.line("unigram")
     if not runs or not math.isfinite(line):
         return
     below = [run for run in runs if run.val_loss < line - TIE]
-    by = listing([f"{run.label} by {nats(line - run.val_loss, 2)}" for run in below])
+    by = listing([f"{run.label} by {_by(line - run.val_loss)}" for run in below])
     ending = f": {by}" if below else ""
     yield (
         f"{len(below)} of {len(runs)} zeroth-order runs end more than {TIE} nats below the unigram line "
@@ -47,7 +52,8 @@ def _frequencies(results: Results) -> Iterator[str]:
     bigram = results.line("bigram")
     context = [run.label for run in runs if run.val_loss < bigram]
     if math.isfinite(bigram):
-        yield f"{listing(context) or 'None of them'} ends below the bigram line ({nats(bigram)})."
+        verb = "end" if len(context) > 1 else "ends"
+        yield f"{listing(context) or 'None of them'} {verb} below the bigram line ({nats(bigram)})."
 
 
 def _first_order(results: Results) -> Iterator[str]:
@@ -60,12 +66,16 @@ def _first_order(results: Results) -> Iterator[str]:
     yield (
         f"At equal token_forwards ({count(adamw.last('token_forwards'))}) AdamW ends at {nats(adamw.val_loss)}; "
         f"the best zeroth-order run, {best.label}, at {nats(best.val_loss)}, "
-        f"{nats(abs(apart), 2)} {'above' if apart > 0 else 'below'} it."
+        f"{_by(apart)} {'above' if apart > 0 else 'below'} it."
     )
     passed = adamw.evaluations[(adamw.evaluations["val_loss"] <= best.val_loss) & (adamw.evaluations["step"] > 0)]
     if len(passed):
-        share = passed["token_forwards"].iloc[0] / adamw.last("token_forwards")
-        yield f"AdamW is below the loss at which {best.label} ends by {percent(share)} of the budget at the latest."
+        spent = passed["token_forwards"].iloc[0]
+        share = percent(spent / adamw.last("token_forwards"))
+        yield (
+            f"AdamW is below {best.label}'s final loss at its evaluation after {count(spent)} token_forwards, {share} "
+            "of the budget."
+        )
     equal = results.find("adamw", budget="tokens")
     if equal is not None:
         yield (
@@ -80,7 +90,7 @@ def _rules(results: Results) -> Iterator[str]:
         directional, average = results.find(method, "directional"), results.find(method, "average")
         if directional and average:
             apart = directional.val_loss - average.val_loss
-            words = "as low as" if abs(apart) < TIE else f"{nats(abs(apart), 2)} {'below' if apart < 0 else 'above'}"
+            words = "level with" if abs(apart) < TIE else f"{_by(apart)} {'below' if apart < 0 else 'above'}"
             yield (
                 f"{label_of(method)}: the directional rule ends {words} averaging at equal token_forwards "
                 f"({nats(directional.val_loss)} against {nats(average.val_loss)})."
@@ -94,7 +104,7 @@ def _spaces(results: Results) -> Iterator[str]:
         return
     first, last = runs[0], runs[-1]
     yield (
-        f"Under averaging the {len(runs)} search spaces end within {nats(last.val_loss - first.val_loss, 2)} nats, "
+        f"Under averaging the {len(runs)} search spaces end within {_by(last.val_loss - first.val_loss)}, "
         f"from {first.label} ({nats(first.val_loss)}) to {last.label} ({nats(last.val_loss)})."
     )
 
@@ -140,10 +150,7 @@ def _caveats(results: Results) -> Iterator[str]:
     if edges:
         yield f"The best lr is the smallest or largest tried for {listing(edges)}: a wider grid may serve better."
     if results.finished:
-        yield (
-            f"One seed ({results.plan['seed']}): there is no interval here, and small differences may be the seed's. "
-            "`kronzo compare` runs several."
-        )
+        yield f"One seed ({results.plan['seed']}): there is no interval here, and small differences may be the seed's."
 
 
 def at_edge(results: Results, run: RunResult) -> bool:

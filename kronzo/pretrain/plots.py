@@ -10,9 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from scipy.optimize import isotonic_regression
 
 from kronzo.errors import InputError
+from kronzo.pretrain.units import count
 from spectra import style
 
 BUDGETS = {"token_forwards": "tokens through forwards", "tokens": "tokens drawn", "seconds": "seconds in steps"}
@@ -74,7 +76,7 @@ def _margin(axes: Axes, entries: Sequence[tuple[str, float, dict[str, Any]]]) ->
         axes.add_line(Line2D([1.0, 1.05], [share, place], **leader))
         key = {name: kind[name] for name in ("color", "marker", "markerfacecolor") if name in kind}
         axes.add_line(Line2D([1.08], [place], clip_on=False, transform=transform, linestyle="", **key))
-        axes.text(1.115, place, label, transform=transform, va="center_baseline", fontsize=7)
+        axes.text(1.115 if "marker" in kind else 1.065, place, label, transform=transform, va="center_baseline", fontsize=7)
 
 
 def curves(frame: pd.DataFrame, reference: Mapping[str, float], *, wide: bool = True) -> Figure:
@@ -103,11 +105,20 @@ def curves(frame: pd.DataFrame, reference: Mapping[str, float], *, wide: bool = 
                     axes.axhline(reference[line], color=style.COLORS["noise"], linewidth=0.8, linestyle=":")
             axes.set(xscale="log", xlabel=title)
             axes.margins(y=0.06)
+            _few_ticks(axes)
         for axes in panels[:1] if wide else panels:
             axes.set_ylabel("validation loss, nats a token")
         for axes in panels[-1:] if wide else panels:
             _margin(axes, _ends(frame, reference))
     return figure
+
+
+def _few_ticks(axes: Axes) -> None:
+    """Label a logarithmic x axis at 1, 2 and 5 times powers of ten, over one decade, else at the powers."""
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 30 * low else (1.0,), numticks=8))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value) if value >= 1 else f"{value:g}"))
 
 
 def _ends(frame: pd.DataFrame, reference: Mapping[str, float]) -> list[tuple[str, float, dict[str, Any]]]:

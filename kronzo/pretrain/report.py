@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from pathlib import Path
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from kronzo.pretrain import findings, report_figures, report_html, report_tables
 from kronzo.pretrain.results import Results, read
@@ -47,7 +42,13 @@ def terminal(out: Path) -> str:
     claims = findings.claims(results)
     measured = [claim for claim in claims if claim.verdict != findings.NOT_MEASURED]
     against = [claim for claim in measured if claim.verdict == findings.DISAGREES]
-    lines += ["", _table(results), f"{len(against)} of {len(measured)} reported claims measured here do not agree:"]
+    lines += [
+        "",
+        _table(results),
+        "nats a token on held-out text; * tokens through forwards, a backward counts as two",
+        "",
+    ]
+    lines += [f"{len(against)} of {len(measured)} reported claims measured here do not agree:"]
     for claim in against:
         text = f"{claim.statement}: reported {claim.reported}, here {claim.here}"
         lines += textwrap.wrap(text, _WIDTH, initial_indent="- ", subsequent_indent="  ")
@@ -56,18 +57,26 @@ def terminal(out: Path) -> str:
 
 
 def _table(results: Results) -> str:
-    """Final losses, lowest first."""
+    """Final losses, lowest first, and the reference lines, in aligned columns."""
     frame = report_tables.losses(results).sort_values("val_loss", kind="stable")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="Validation loss, nats a token", title_style="")
-    table.add_column("run")
-    for name in ("lr", "steps", "tokens", "tok-fwds", "s/step", "val loss", "-unigram", "moved"):
-        table.add_column(name, justify="right")
-    for _, row in frame.iterrows():
-        amounts = [count(row[name]) for name in ("steps", "tokens", "token_forwards")]
-        found = [nats(row["val_loss"]), signed(row["minus_unigram"]), percent(row["acceptance_rate"])]
-        table.add_row(row["label"], rate(row["lr"]), *amounts, duration(row["seconds_per_step"]), *found)
-    for name in ("unigram", "bigram", "uniform"):
-        table.add_row(name, *[""] * 5, nats(results.line(name)), "", "", style="dim")
-    with io.StringIO() as file:
-        Console(file=file, width=_WIDTH, color_system=None).print(table)
-        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+    rows = [
+        [
+            row["label"],
+            nats(row["val_loss"]),
+            signed(row["minus_unigram"]),
+            rate(row["lr"]),
+            *(count(row[name]) for name in ("steps", "tokens", "token_forwards")),
+            duration(row["seconds_per_step"]),
+            percent(row["acceptance_rate"]),
+        ]
+        for row in frame.to_dict("records")
+    ]
+    rows += [[name, nats(results.line(name)), *[""] * 7] for name in ("unigram", "bigram", "uniform")]
+    rows.insert(0, ["run", "nats", "-unigram", "lr", "steps", "tokens", "forwards*", "a step", "accepted"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[0] = min(widths[0], _WIDTH - sum(widths[1:]) - len(widths) + 1)
+    lines = [
+        " ".join([row[0][: widths[0]].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:]))])
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)

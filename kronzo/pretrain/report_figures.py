@@ -33,7 +33,7 @@ def write(results: Results, folder: Path) -> dict[str, Picture]:
     """
     pictures = {}
     for name, draw in _drawings(results).items():
-        saved = style.save(draw(True), folder / name)
+        saved = style.save(_laid_out(draw(True)), folder / name)
         narrow = "" if name in ("spectra", "ranks") else _uri(_png(draw(False)))
         pictures[name] = Picture(_uri(saved[0].read_bytes()), narrow)
     return pictures
@@ -81,6 +81,14 @@ def _moves(results: Results) -> pd.DataFrame:
             taken = run.metrics[run.metrics["step"] > 0]
             parts.append(taken.assign(run=run.name, label=run.label, rule=run.rule)[columns])
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+
+
+def _laid_out(figure: Figure) -> Figure:
+    """Place everything once and for all, instead of once for each file."""
+    with style.journal():
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+    return figure
 
 
 def _png(figure: Figure) -> bytes:

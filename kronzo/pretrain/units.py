@@ -21,9 +21,9 @@ def count(value: float) -> str:
     """A number of steps, tokens or parameters in three digits: 950, 12.3 k, 4.92 M, 1.56 G."""
     if not math.isfinite(value):
         return MISSING
-    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if value >= size:
-            return f"{_three(value / size)}{unit}"
+    for scale, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= 0.9995 * scale:
+            return f"{float(f'{value / scale:.3g}'):g}{unit}"
     return f"{value:.0f}"
 
 
@@ -31,17 +31,17 @@ def size(value: float) -> str:
     """A number of bytes in MiB or GiB."""
     if not math.isfinite(value):
         return MISSING
-    return f"{_three(value / 2**30)} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
 
 
 def duration(seconds: float) -> str:
     """A time as 8.4 ms, 12 s, 4 min 05 s or 2 h 10 min."""
     if not math.isfinite(seconds):
         return MISSING
-    if seconds < 1:
-        return f"{_three(1000 * seconds)} ms"
-    if seconds < 60:
-        return f"{_three(seconds)} s"
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
@@ -63,6 +63,3 @@ def listing(items: list[str]) -> str:
     """Words as a list in a sentence."""
     return ", ".join(items[:-1]) + " and " + items[-1] if len(items) > 1 else "".join(items)
 
-
-def _three(value: float) -> str:
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
