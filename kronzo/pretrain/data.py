@@ -104,9 +104,7 @@ def _tokenize(
 
     total, cut = _split(source, documents(), fraction)
     if isinstance(tokenizer, str):
-        show(f"training {tokenizer}", 0, total)
-        training = (text for text in documents() if tokenfiles.text_hash(text) >= cut)
-        tokenizer = BpeTokenizer.train(training, int(tokenizer.removeprefix("bpe:")))
+        tokenizer = _train(tokenizer, documents(), cut, total, show)
     paths = {split: folder / f"{split}.bin" for split in tokenfiles.SPLITS}
     label = f"encoding {source.name}"
     counts = tokenfiles.write_splits(documents(), tokenizer, cut, paths, lambda done: show(label, done, total))
@@ -119,6 +117,18 @@ def _tokenize(
         "sha256": text_sha256(documents()),
         "versions": source.versions,
     }
+
+
+def _train(name: str, documents: Iterator[str], cut: int, total: int, show: Progress) -> Tokenizer:
+    """A BPE of the size that "bpe:N" names, trained on the documents that are not held out."""
+
+    def training() -> Iterator[str]:
+        for done, text in enumerate(documents, 1):
+            if tokenfiles.text_hash(text) >= cut:
+                yield text
+            show(f"training {name}", done, total)
+
+    return BpeTokenizer.train(training(), int(name.removeprefix("bpe:")))
 
 
 def _split(source: TextSource, documents: Iterator[str], fraction: float) -> tuple[int, int]:

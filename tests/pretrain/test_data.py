@@ -1,3 +1,4 @@
+import errno
 import json
 import subprocess
 import sys
@@ -229,6 +230,31 @@ def test_a_later_build_keeps_the_earlier_entry(tmp_path):
     folder, _ = entry(tmp_path / "cache", "race", identity, build)
     assert (folder / "file").read_text() == "content"
     assert list((tmp_path / "cache").iterdir()) == [folder]
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
+    path = write_texts(tmp_path / "a.jsonl", TEXTS)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenfiles, "write_splits", full)
+        with pytest.raises(InputError, match=r"cannot be written \(No space left on device\); free some space"):
+            open_corpus(str(path), cache=tmp_path / "cache")
+    assert not list((tmp_path / "cache" / "corpora").iterdir())
+    assert open_corpus(str(path), cache=tmp_path / "cache").train.size
+
+
+def test_progress_ends_at_the_total(tmp_path):
+    seen: dict[str, list[tuple[int, int]]] = {}
+    open_corpus(
+        str(write_texts(tmp_path / "a.jsonl", TEXTS)),
+        "bpe:300",
+        progress=lambda label, done, total: seen.setdefault(label, []).append((done, total)),
+    )
+    assert list(seen) == ["training bpe:300", "encoding a.jsonl"]
+    assert all(calls[-1] == (len(TEXTS), len(TEXTS)) and calls == sorted(calls) for calls in seen.values())
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path):
