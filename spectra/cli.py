@@ -20,6 +20,8 @@ app = typer.Typer(
 Folder = Annotated[Path, typer.Argument(help="Folder a GradientRecorder wrote, or the run folder around it.")]
 Layer = Annotated[Optional[str], typer.Option(help="Glob over layer names.")]  # noqa: UP045
 Step = Annotated[Optional[int], typer.Option(help="One captured step.")]  # noqa: UP045
+Metric = Annotated[Optional[list[str]], typer.Option(help="Metric to show; may be repeated.")]  # noqa: UP045
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[Path, typer.Option(help="Folder for the figures.")]
 
 
@@ -44,9 +46,9 @@ def report(
     format: Annotated[str, typer.Option(help="table, markdown, csv, json or html.")] = "table",
     layer: Layer = None,
     step: Step = None,
-    metric: Annotated[Optional[list[str]], typer.Option(help="Metric to show; may be repeated.")] = None,  # noqa: UP045
+    metric: Metric = None,
     sort: Annotated[Optional[str], typer.Option(help="Order the layers by this metric.")] = None,  # noqa: UP045
-    json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
+    json: Json = False,
 ) -> None:
     """Print the spectra of a run as numbers."""
     from spectra.report import render
@@ -56,17 +58,52 @@ def report(
 
 
 @app.command()
-def plot(folder: Folder, out: Out = Path("."), relative: bool = False) -> None:
-    """Draw the spectra and the ranks of a run as png and pdf."""
-    from spectra import plots
+def plot(folder: Folder, out: Out = Path("."), layer: Layer = None, step: Step = None) -> None:
+    """Draw a run as png and pdf: spectra, ranks over time, heat map, scree with nulls, and what else it holds."""
+    from spectra.plots import gallery
     from spectra.store import open_run
     from spectra.style import save
 
-    run = open_run(folder)
-    figures = {"spectra": plots.spectra(run, relative=relative), "ranks": plots.over_time(run)}
-    for name, figure in figures.items():
+    for name, figure in gallery(open_run(folder), layer, step).items():
         for path in save(figure, out / name):
             typer.echo(path)
+
+
+@app.command()
+def diff(
+    first: Folder,
+    second: Annotated[Path, typer.Argument(help="The run to compare it with.")],
+    metric: Metric = None,
+    json: Json = False,
+) -> None:
+    """Compare the last captures of two runs, layer by layer: first, second, second / first."""
+    from spectra.compare import compare, text
+    from spectra.store import open_run
+
+    frame = compare(open_run(first), open_run(second), metric or None)
+    typer.echo(frame.to_json(orient="records", indent=1) if json else text(frame), nl=json)
+
+
+@app.command()
+def matrix(
+    file: Annotated[Path, typer.Argument(help="A .npy, .npz, .pt or .safetensors file.")],
+    key: Annotated[Optional[str], typer.Option(help="Glob over the names in the file.")] = None,  # noqa: UP045
+    method: Annotated[str, typer.Option(help="auto, exact or gram.")] = "auto",
+    json: Json = False,
+) -> None:
+    """Print singular values and ranks of every matrix in a file: weights, or gradients saved by hand."""
+    from spectra.compare import file_spectra, matrices_text
+
+    frame = file_spectra(file, key, method)
+    typer.echo(frame.to_json(orient="records", indent=1) if json else matrices_text(frame), nl=json)
+
+
+@app.command()
+def compact(folder: Folder) -> None:
+    """Merge the parts of a finished run into one file, which reads faster."""
+    from spectra.store import compact as merge
+
+    typer.echo(f"{merge(folder)} parts merged")
 
 
 def _refuse_namesake() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,36 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from spectra.beside import Beside
 from spectra.errors import InputError
 from spectra.layers import Layer, Selection, inventory
 from spectra.micro import MicroBatches
+from spectra.overhead import Meter, Overhead
 from spectra.provenance import describe
 from spectra.record import analyse, missing
 from spectra.run import Part, Run
 from spectra.schedule import Every, schedule
 from spectra.schema import Record, to_table
 from spectra.store import Store, open_run
-
-WARN_SHARE = 0.05
-"""Share of the training time above which the recorder says once that it is expensive."""
-
-MIN_CAPTURES = 5
-"""Captures before the share is judged: the first ones pay for warming up."""
-
-
-@dataclass(frozen=True)
-class Overhead:
-    """What the recorder cost so far.
-
-    Attributes:
-        captures: number of captures.
-        seconds: spent in the recorder.
-        share: seconds divided by the rest of the time since the recorder was started.
-    """
-
-    captures: int
-    seconds: float
-    share: float
 
 
 class GradientRecorder:
@@ -71,6 +51,8 @@ class GradientRecorder:
         split_half: K, the even number of micro-batches per step: the half-difference of their gradients is the noise
             null. Needs `micro_batch()` after each backward, one copy of the captured gradients, one process.
         start_step: the number of the next step in a resumed run; records of this and later steps are replaced.
+        also: quantities recorded beside the gradient: "kronecker", "lags", "momentum", "update", "weight_change" (see
+            `spectra.beside.Beside`). What compares with earlier captures starts anew in a resumed run.
 
     Raises:
         InputError: at once for bad arguments, sharded parameters and unusable folders; at the first captured step when
@@ -89,6 +71,7 @@ class GradientRecorder:
         store: str | Path | None = None,
         split_half: int | None = None,
         start_step: int = 0,
+        also: Sequence[str] = (),
     ) -> None:
         self._model = model
         self._optimizer = _innermost(optimizer)
@@ -97,6 +80,8 @@ class GradientRecorder:
         self._folder = None if store is None else Path(store)
         self._micro = MicroBatches(split_half)
         self._split_half = split_half
+        self._beside = Beside(also, self._optimizer)
+        self._pending: list[Record] = []
         self._settings = {"every": repr(every), "layers": repr(layers), "split_half": split_half}
         if start_step < 0:
             raise InputError(f"start_step={start_step}; steps count from 0; pass the number of the next optimizer step")
@@ -104,9 +89,9 @@ class GradientRecorder:
         self._inventory = [layer for layer, _ in inventory(model, layers)]
         self._store: Store | None = None
         self._parts: list[Part] = []
-        self._handle: Any = None
+        self._handles: list[Any] = []
         self._live = False
-        self._captures, self._seconds, self._started, self._warned = 0, 0.0, 0.0, False
+        self._meter = Meter()
 
     @property
     def next_step(self) -> int:
@@ -121,8 +106,7 @@ class GradientRecorder:
     @property
     def overhead(self) -> Overhead:
         """What the recorder cost so far."""
-        rest = time.perf_counter() - self._started - self._seconds
-        return Overhead(self._captures, self._seconds, self._seconds / rest if self._captures and rest > 0 else 0.0)
+        return self._meter.overhead
 
     def start(self) -> Self:
         """Open the store and hook the optimizer; `with rec:` does it. A recorder can be started again after `close`.
@@ -135,15 +119,17 @@ class GradientRecorder:
         if self._folder is not None and _is_main_process():
             self._store = Store(self._folder, self._next_step, self._manifest())
         if self._optimizer is not None:
-            self._handle = self._optimizer.register_step_pre_hook(self._before_step)
-        self._live, self._started = True, time.perf_counter()
+            self._handles.append(self._optimizer.register_step_pre_hook(self._before_step))
+            if self._beside.after_step:
+                self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
+        self._live, self._meter = True, Meter()
         return self
 
     def close(self) -> None:
         """Remove the hook and release the store; the records stay readable through `run`."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -218,22 +204,39 @@ class GradientRecorder:
         self._next_step += 1
         self._micro.clear()
 
+    @torch.compiler.disable
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._pending:
+            return
+        step, records = self._next_step - 1, self._pending
+        with self._guarded(step):
+            weights = [(layer, p) for layer, p in inventory(self._model, self._layers) if not layer.reason]
+            added = [record | {"step": step} for record in self._beside.at_weights(weights)]
+            self._keep(step, records + added)
+        self._pending = []
+
     def _capture(self, step: int, scale: float) -> None:
         if not (self._live and self._due(step) and _is_main_process()):
             return
-        begin = time.perf_counter()
+        with self._guarded(step):
+            records = self._records(step, scale)
+            if self._beside.after_step:
+                self._pending = records
+            else:
+                self._keep(step, records)
+        self._meter.count()
+
+    @contextmanager
+    def _guarded(self, step: int) -> Iterator[None]:
+        """Analyse without autograd and against the clock; a failure ends the recording, never the training."""
         try:
-            with torch.no_grad():
-                self._keep(step, self._records(step, scale))
+            with self._meter.running(), torch.no_grad():
+                yield
         except InputError:
             raise
         except Exception as error:
-            # Recording must never end a training run: the failure is named, the recorder goes, the training stays.
-            warnings.warn(f"spectra stopped recording at step {step}: {type(error).__name__}: {error}", stacklevel=2)
+            warnings.warn(f"spectra stopped recording at step {step}: {type(error).__name__}: {error}", stacklevel=4)
             self.close()
-        self._captures += 1
-        self._seconds += time.perf_counter() - begin
-        self._judge_overhead()
 
     def _gradients(self) -> list[tuple[Layer, Tensor]]:
         pairs = [(layer, parameter.grad) for layer, parameter in inventory(self._model, self._layers)]
@@ -242,7 +245,8 @@ class GradientRecorder:
     def _records(self, step: int, scale: float) -> list[Record]:
         found = inventory(self._model, self._layers)
         self._refresh_inventory([layer for layer, _ in found])
-        pairs = [(layer, parameter.grad) for layer, parameter in found if not layer.reason]
+        weights = [(layer, parameter) for layer, parameter in found if not layer.reason]
+        pairs = [(layer, parameter.grad) for layer, parameter in weights]
         present = [(layer, g) for layer, g in pairs if g is not None]
         if not present:
             self._no_gradients(step, len(pairs))
@@ -254,6 +258,7 @@ class GradientRecorder:
                 records.append(missing(layer, "no gradient"))
             else:
                 records += analyse(layer, g, halves.get(layer.name), scale, tokens)
+        records += self._beside.at_gradient(step, present, weights, scale)
         counted = {
             "step": step,
             "tokens": tokens or None,
@@ -276,7 +281,7 @@ class GradientRecorder:
             f"step {step}: none of the {selected} selected parameters has a gradient; spectra are read after "
             "backward() and before zero_grad(); pass the model in training and its optimizer, or call rec.step()"
         )
-        if self._captures == 0:
+        if self.overhead.captures == 0:
             raise InputError(message)
         warnings.warn(message, stacklevel=2)
 
@@ -295,16 +300,6 @@ class GradientRecorder:
 
     def _manifest(self) -> dict[str, Any]:
         return describe(self._model, self._inventory, self._settings)
-
-    def _judge_overhead(self) -> None:
-        overhead = self.overhead
-        if overhead.captures >= MIN_CAPTURES and overhead.share > WARN_SHARE and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"spectra takes {overhead.share:.0%} of the training time "
-                f"({overhead.seconds / overhead.captures:.2g} s a capture); the schedule stays; raise every= for less",
-                stacklevel=2,
-            )
 
 
 def _innermost(optimizer: Optimizer | None) -> Optimizer | None:

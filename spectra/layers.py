@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,17 @@ class Layer:
     shape: tuple[int, ...]
     transposed: bool
     reason: str
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """(rows, columns) of the matrix that is analysed: (out, in)."""
+        folded = self.shape[0], math.prod(self.shape[1:])
+        return folded[::-1] if self.transposed else folded
+
+    @property
+    def orientation(self) -> str:
+        """How the matrix stands to the stored weight: "as stored", "transposed" or "folded" (3-D and higher)."""
+        return "transposed" if self.transposed else "folded" if len(self.shape) > 2 else "as stored"
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """Return the gradient (or anything of the parameter's shape) as the (out, in) matrix that is analysed."""

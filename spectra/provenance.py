@@ -42,7 +42,7 @@ def describe(model: nn.Module, layers: list[Layer], settings: dict[str, Any]) ->
                 "layer": layer.name,
                 "kind": layer.kind,
                 "shape": list(layer.shape),
-                "orientation": "transposed" if layer.transposed else "as stored",
+                "orientation": layer.orientation,
                 "status": "skipped" if layer.reason else "captured",
                 "reason": layer.reason,
             }

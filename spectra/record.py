@@ -24,38 +24,31 @@ def chance(rows: int, cols: int) -> dict[str, float]:
     return {f"chance_{name}": numbers[name] for name in RANKS}
 
 
-def _head(layer: Layer, gradient: Tensor, matrix: Tensor) -> Record:
-    orientation = "transposed" if layer.transposed else "folded" if gradient.ndim > 2 else "as stored"
-    rows, cols = matrix.shape
+def head(layer: Layer, tensor: Tensor, quantity: str = "gradient") -> Record:
+    """Return what a record says of a tensor before looking at its numbers."""
+    rows, cols = layer.matrix_shape
     return {
         "layer": layer.name,
         "kind": layer.kind,
         "part": "",
-        "quantity": "gradient",
+        "quantity": quantity,
         "rows": rows,
         "cols": cols,
-        "dtype": str(gradient.dtype).removeprefix("torch."),
-        "orientation": orientation,
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "orientation": layer.orientation,
     }
 
 
 def missing(layer: Layer, status: str) -> Record:
     """Return the record of a layer that has no gradient at this step."""
-    rows = layer.shape[0]
-    cols = math.prod(layer.shape[1:])
-    rows, cols = (cols, rows) if layer.transposed else (rows, cols)
-    return {
-        "layer": layer.name,
-        "kind": layer.kind,
-        "part": "",
-        "quantity": "gradient",
-        "rows": rows,
-        "cols": cols,
-        "status": status,
-    }
+    rows, cols = layer.matrix_shape
+    where = {"layer": layer.name, "kind": layer.kind, "part": "", "quantity": "gradient", "rows": rows, "cols": cols}
+    return {**where, "status": status}
 
 
-def _numbers(matrix: Tensor, noise: Tensor | None, scale: float, dtype: torch.dtype, tokens: int) -> Record:
+def numbers(
+    matrix: Tensor, dtype: torch.dtype, scale: float = 1.0, noise: Tensor | None = None, tokens: int = 0
+) -> Record:
     """Return status, spectrum, metrics and nulls of one matrix whose true value is matrix / scale."""
     peak = largest_entry(matrix)
     if not math.isfinite(peak):
@@ -106,12 +99,12 @@ def analyse(
     """
     whole = layer.matrix(gradient)
     noise = None if half is None else layer.matrix(half).mul(2).sub_(whole)
-    head = _head(layer, gradient, whole) | {"scale": scale}
+    common = head(layer, gradient) | {"scale": scale}
     if layer.kind == "embedding":
-        head["zero_rows"] = int((whole.count_nonzero(dim=1) == 0).sum())
-    records = [head | _numbers(whole, noise, scale, gradient.dtype, tokens)]
+        common["zero_rows"] = int((whole.count_nonzero(dim=1) == 0).sum())
+    records = [common | numbers(whole, gradient.dtype, scale, noise, tokens)]
     noises = dict(layer.parts(noise)) if noise is not None else {}
     for part, block in layer.parts(whole):
         where = {"layer": f"{layer.name}[{part}]", "part": part, "rows": block.shape[0], "cols": block.shape[1]}
-        records.append(head | where | _numbers(block, noises.get(part), scale, gradient.dtype, tokens))
+        records.append(common | where | numbers(block, gradient.dtype, scale, noises.get(part), tokens))
     return records

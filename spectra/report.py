@@ -14,7 +14,7 @@ from spectra.terminal import text
 
 __all__ = ["FORMATS", "kinds", "markdown", "render", "stages", "table", "text"]
 
-FORMATS = ("table", "markdown", "csv", "json")
+FORMATS = ("table", "markdown", "csv", "json", "html")
 
 
 def markdown(frame: pd.DataFrame) -> str:
@@ -49,6 +49,10 @@ def render(
         raise InputError(f"unknown format {format!r}; {nearest(format, FORMATS)}")
     if format == "table":
         return text(run, layer, step, metric, sort)
+    if format == "html":
+        from spectra.html import page
+
+        return page(run)
     frame = table(run, layer, step, metric, sort)
     if format == "markdown":
         return markdown(frame)

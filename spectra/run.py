@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from spectra.errors import InputError, nearest
-from spectra.schema import LISTS, SCALARS, SCHEMA, conform
+from spectra.schema import LAGS, SCALARS, SCHEMA, VALUES, conform
 
 Float = NDArray[np.float64]
 
@@ -68,15 +68,7 @@ class Run:
         Fused attention projections have a row for the whole (`part` "") and one each for q, k, v, whose layer is
         "NAME[q]". Sorted by step, in the order of the model's layers within one.
         """
-        tables = []
-        for part in self.parts:
-            try:
-                tables.append(part.read(SCALARS))
-            except InputError as error:
-                self._report(str(error))
-        schema = pa.schema([SCHEMA.field(name) for name in SCALARS])
-        table = pa.concat_tables(tables) if tables else schema.empty_table()
-        frame = table.to_pandas()
+        frame = self._read(SCALARS).to_pandas()
         for name in ("tokens", "micro_batches", "nonfinite", "zero_rows"):
             frame[name] = frame[name].astype("Int64")
         return frame
@@ -121,6 +113,37 @@ class Run:
         keep = (frame["quantity"] == "gradient") & frame["status"].isin(["ok", "zero"])
         return frame[keep & (frame["part"] == "")] if not parts else frame[keep]
 
+    @property
+    def lags(self) -> pd.DataFrame:
+        """How leading subspaces moved, a row per (layer, step, earlier step): recorded with also=["lags"].
+
+        Columns step, layer, lag (steps since the earlier capture), overlap (of the leading subspaces), captured (energy
+        of the gradient in the earlier subspace), chance (k / p, of both).
+        """
+        table = self._read(["step", "layer", "quantity", "lag_chance", *LAGS])
+        frame = table.filter(pc.equal(table["quantity"], "lags")).to_pandas().explode(LAGS, ignore_index=True)
+        frame = frame.dropna(subset=LAGS)
+        return pd.DataFrame(
+            {
+                "step": frame["step"],
+                "layer": frame["layer"],
+                "lag": frame["step"] - frame["lag_steps"].astype("int64"),
+                "overlap": frame["lag_overlap"].astype(float),
+                "captured": frame["lag_captured"].astype(float),
+                "chance": frame["lag_chance"],
+            }
+        )
+
+    def _read(self, columns: list[str]) -> pa.Table:
+        """Return some columns of every part that can be read; the others are reported."""
+        tables = [pa.schema([SCHEMA.field(name) for name in columns]).empty_table()]
+        for part in self.parts:
+            try:
+                tables.append(part.read(columns))
+            except InputError as error:
+                self._report(str(error))
+        return pa.concat_tables(tables)
+
     def _list(self, column: str, step: int, layer: str, quantity: str) -> Float:
         if layer not in self.layers:
             raise InputError(f"unknown layer {layer!r}; {nearest(layer, self.layers)}")
@@ -141,7 +164,7 @@ class Run:
         if row.empty:
             return f"quantity {quantity!r} was not recorded"
         status = str(row["status"].iloc[0])
-        return "recorded without split_half" if status == "ok" and column in LISTS[1:] else status
+        return "recorded without split_half" if status == "ok" and column in VALUES[1:] else status
 
     def _report(self, problem: str) -> None:
         if problem not in self.problems:
@@ -150,6 +173,11 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({len(self.layers)} layers, {len(self.steps)} captures, steps {_brief(self.steps)})"
+
+    def _repr_html_(self) -> str:
+        from spectra.html import notebook
+
+        return notebook(self)
 
 
 def _brief(numbers: Sequence[int]) -> str:

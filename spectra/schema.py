@@ -12,11 +12,13 @@ VERSION = 1
 """Schema version of the parts; a store with a higher one is refused, one with a lower one is read."""
 
 RANKS = [name for name in METRICS if name not in NORMS] + ["numerical_rank"]
-NULLS = ["edge_rank", "weyl_rank", "signal_energy", "noise_scale"]
+NULLS = ["edge_rank", "weyl_rank", "signal_energy", "noise_scale", "lag_chance"]
 BESIDE = [f"{null}_{name}" for name in RANKS for null in ("noise", "chance")]
 """Columns of the nulls: the same rank of the half-difference, and of a Gaussian matrix of the shape."""
 
-LISTS = ["values", "noise_values", "cross_values"]
+VALUES = ["values", "noise_values", "cross_values"]
+LAGS = ["lag_steps", "lag_overlap", "lag_captured"]
+LISTS = [*VALUES, *LAGS]
 
 SCHEMA = pa.schema(
     [
@@ -39,7 +41,9 @@ SCHEMA = pa.schema(
         pa.field("method", pa.string()),
         pa.field("error", pa.float64()),
         *[pa.field(name, pa.float64()) for name in [*METRICS, "numerical_rank", *BESIDE, *NULLS]],
-        *[pa.field(name, pa.list_(pa.float32())) for name in LISTS],
+        *[pa.field(name, pa.list_(pa.float32())) for name in VALUES],
+        pa.field("lag_steps", pa.list_(pa.int64())),
+        *[pa.field(name, pa.list_(pa.float32())) for name in LAGS[1:]],
     ]
 )
 

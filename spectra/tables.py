@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -15,9 +16,11 @@ from spectra.run import Run
 from spectra.schema import RANKS
 from spectra.svd import TOLERANCE
 
+Item = TypeVar("Item")
 
-def stages(steps: Sequence[int], count: int) -> list[int]:
-    """Return up to `count` of the steps, evenly spread, first and last included."""
+
+def stages(steps: Sequence[Item], count: int) -> list[Item]:
+    """Return up to `count` of the steps (or anything else in a row), evenly spread, first and last included."""
     if len(steps) <= count:
         return list(steps)
     chosen = np.round(np.linspace(0, len(steps) - 1, count)).astype(int)
