@@ -34,7 +34,7 @@ th, td { padding: 0.15rem 0.6rem; text-align: right; border-bottom: 1px solid #d
 th:first-child, td:first-child, td.text, th.text { text-align: left }
 thead th { border-bottom: 1px solid #444; vertical-align: bottom }
 label { display: inline-block; margin: 0 1rem 0.6rem 0 } select { font: inherit; max-width: 18rem }
-p.note { color: #555; max-width: 46rem }
+p { overflow-wrap: anywhere } p.note { color: #555; max-width: 46rem }
 """
 
 SCRIPT = """
