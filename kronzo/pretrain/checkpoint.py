@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def save(run: Path, step: int, model: nn.Module, state: Mapping[str, Any], meta:
     try:
         beside.mkdir(parents=True)
         _save_weights(dict(model.named_parameters()), beside / MODEL)
-        torch.save(dict(state), beside / STATE)
+        _save_state(dict(state), beside / STATE)
         files = {name: _fingerprint(beside / name) for name in (MODEL, STATE)}
         _write_meta(beside / META, {"step": step, **meta, "files": files})
         for name in (MODEL, STATE, META, ""):
@@ -87,9 +88,20 @@ def _save_weights(weights: dict[str, Tensor], path: Path) -> None:
     try:
         save_file({name: tensor.detach() for name, tensor in weights.items()}, path)
     except SafetensorError as error:
-        free = shutil.disk_usage(path.parent).free
-        needed = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-        raise OSError(28 if free < needed else 5, f"{path.name}: {error}") from error
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+
+
+def _save_state(state: dict[str, Any], path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            torch.save(state, file)
+    except RuntimeError as error:  # torch's writer hides what the file said
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
 
 
 def latest(run: Path, *, usable: Callable[[dict[str, Any]], bool], say: Callable[[str], None]) -> Checkpoint | None:

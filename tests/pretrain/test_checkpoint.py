@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,28 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_no_trace(
     assert latest(tmp_path) == (3, [])
     save(tmp_path, 8)
     assert latest(tmp_path) == (8, [])
+
+
+SMALL_DISK = """
+import resource, signal, sys
+import torch
+from pathlib import Path
+from kronzo.pretrain import checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+for write in (checkpoint._save_weights, checkpoint._save_state):
+    for numbers in (10, 100_000):
+        try:
+            write({"a": torch.zeros(numbers)}, Path(sys.argv[1]) / "file")
+        except OSError as error:
+            print(error.errno)
+"""
+
+
+def test_a_full_disk_is_an_oserror_whatever_the_writers_make_of_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SMALL_DISK, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(errno.EFBIG)] * 4
 
 
 def test_an_unfinished_folder_of_a_killed_process_is_ignored_and_replaced(tmp_path: Path) -> None:
