@@ -18,12 +18,12 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from kronzo.pretrain import checkpoint, folder, gpt2, optimizers, steps
 from kronzo.pretrain.config import Config
-from kronzo.pretrain.data import Corpus, open_corpus
+from kronzo.pretrain.data import Corpus
 from kronzo.pretrain.log import FILE as METRICS
 from kronzo.pretrain.log import MetricsWriter
 from kronzo.pretrain.process import interrupts, own_random_stream, peak_bytes
 from kronzo.pretrain.progress import Reporter
-from kronzo.pretrain.resolve import resolve, shape_of
+from kronzo.pretrain.resolve import corpus_of, resolve, shape_of
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,7 @@ def pretrain(
     with folder.locked(run):
         if fresh:
             folder.clear(run)
-        corpus = open_corpus(
-            config.data.source,
-            config.data.tokenizer,
-            val_fraction=config.data.val_fraction,
-            max_documents=config.data.max_documents,
-        )
+        corpus = corpus_of(config.data, show=progress)
         config = resolve(config, corpus)
         if folder.holds(run, config) and (run / folder.RESULT).exists():
             return _read_result(run)

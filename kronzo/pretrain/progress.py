@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -55,7 +56,8 @@ class Reporter:
             self._bar.update(self._task, completed=done, note=note, refresh=True)
         elif now - self._started > _BAR_SECONDS:
             left = (now - self._started) / max(1, done - self._first) * (self._total - done)
-            self.say(f"{self._title}: {done}/{self._total} {note}, " + (f"{left:.0f} s left" if left else "done"))
+            words = [f"{self._title}: {done}/{self._total}", note, f"{left:.0f} s left" if left else "done"]
+            self.say(", ".join(word for word in words if word))
 
     def say(self, message: str) -> None:
         """Show a message above the bar, also when nothing else is shown."""
@@ -69,3 +71,31 @@ class Reporter:
     def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
+
+
+class Stages:
+    """One `Reporter` after the other, a new one whenever the label changes; a context manager.
+
+    Args:
+        show: False shows nothing.
+        console: where to; standard error by default.
+    """
+
+    def __init__(self, *, show: bool = True, console: Console | None = None) -> None:
+        self._show, self._console = show, console
+        self._open = ExitStack()
+        self._label: str | None = None
+
+    def update(self, label: str, done: int, total: int) -> None:
+        """Report how much of the work called `label` is done."""
+        if label != self._label:
+            self._open.close()
+            self._label = label
+            self._bar = self._open.enter_context(Reporter(label, total, done, show=self._show, console=self._console))
+        self._bar.update(done)
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()

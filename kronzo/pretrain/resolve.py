@@ -8,8 +8,25 @@ import torch
 
 from kronzo.errors import InputError
 from kronzo.pretrain import gpt2, optimizers
-from kronzo.pretrain.config import Config, ModelConfig
-from kronzo.pretrain.data import Corpus
+from kronzo.pretrain.config import Config, DataConfig, ModelConfig
+from kronzo.pretrain.data import Corpus, open_corpus
+from kronzo.pretrain.progress import Stages
+
+
+def corpus_of(data: DataConfig, *, show: bool = False) -> Corpus:
+    """Open the corpus of a [data] section, with progress where `show` says so and it has to be built.
+
+    Raises:
+        InputError: as `open_corpus`.
+    """
+    with Stages(show=show) as stages:
+        return open_corpus(
+            data.source,
+            data.tokenizer,
+            val_fraction=data.val_fraction,
+            max_documents=data.max_documents,
+            progress=stages.update,
+        )
 
 
 def resolve(config: Config, corpus: Corpus) -> Config:

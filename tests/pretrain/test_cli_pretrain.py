@@ -18,7 +18,7 @@ from kronzo.pretrain.config import from_dict, to_toml
 from kronzo.pretrain.gpt2 import GPT2Config
 from kronzo.pretrain.log import MetricsWriter, read_metrics
 from kronzo.pretrain.loop import pretrain
-from kronzo.pretrain.progress import Reporter
+from kronzo.pretrain.progress import Reporter, Stages
 from kronzo.pretrain.tokenizer import ByteTokenizer
 
 
@@ -193,9 +193,9 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest
             report.update(step, "val 3.210")
     shown = lines.get().splitlines()
     assert shown == [
-        "adamw run: 4/10 val 3.210, 18 s left",
-        "adamw run: 8/10 val 3.210, 6 s left",
-        "adamw run: 10/10 val 3.210, done",
+        "adamw run: 4/10, val 3.210, 18 s left",
+        "adamw run: 8/10, val 3.210, 6 s left",
+        "adamw run: 10/10, val 3.210, done",
     ]
     terminal = Console(force_terminal=True, width=80)
     with terminal.capture() as bar, Reporter("adamw run", 10, console=terminal) as report:
@@ -204,3 +204,14 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest
     with plain.capture() as nothing, Reporter("quiet", 10, show=False, console=plain) as report:
         report.update(10)
     assert nothing.get() == ""
+
+
+def test_stages_show_one_bar_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(0, 10_000, 3))
+    monkeypatch.setattr("kronzo.pretrain.progress.time.monotonic", lambda: float(next(seconds)))
+    console = Console(force_terminal=False, width=80)
+    with console.capture() as lines, Stages(console=console) as stages:
+        for label, total in (("reading", 2), ("encoding", 3)):
+            for done in range(total + 1):
+                stages.update(label, done, total)
+    assert lines.get().splitlines() == ["reading: 2/2, done", "encoding: 3/3, done"]
