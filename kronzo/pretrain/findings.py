@@ -31,7 +31,7 @@ def _searching(results: Results) -> list[RunResult]:
 
 def _by(apart: float) -> str:
     """A distance in words, its sign left out."""
-    return f"{nats(abs(apart), 2)} nats"
+    return "less than 0.01 nats" if abs(apart) < 0.005 else f"{nats(abs(apart), 2)} nats"
 
 
 def _frequencies(results: Results) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _spaces(results: Results) -> Iterator[str]:
         return
     first, last = runs[0], runs[-1]
     yield (
-        f"Under averaging the {len(runs)} search spaces end within {_by(last.val_loss - first.val_loss)}, "
+        f"Under averaging the {len(runs)} search spaces end {_by(last.val_loss - first.val_loss)} apart, "
         f"from {first.label} ({nats(first.val_loss)}) to {last.label} ({nats(last.val_loss)})."
     )
 

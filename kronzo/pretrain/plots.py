@@ -76,7 +76,8 @@ def _margin(axes: Axes, entries: Sequence[tuple[str, float, dict[str, Any]]]) ->
         axes.add_line(Line2D([1.0, 1.05], [share, place], **leader))
         key = {name: kind[name] for name in ("color", "marker", "markerfacecolor") if name in kind}
         axes.add_line(Line2D([1.08], [place], clip_on=False, transform=transform, linestyle="", **key))
-        axes.text(1.115 if "marker" in kind else 1.065, place, label, transform=transform, va="center_baseline", fontsize=7)
+        start = 1.115 if "marker" in kind else 1.065
+        axes.text(start, place, label, transform=transform, va="center_baseline", fontsize=7)
 
 
 def curves(frame: pd.DataFrame, reference: Mapping[str, float], *, wide: bool = True) -> Figure:
@@ -148,9 +149,8 @@ def losses(frame: pd.DataFrame, reference: Mapping[str, float], *, wide: bool = 
         axes = figure.subplots()
         for at, row in enumerate(frame.to_dict("records")):
             axes.plot(row["val_loss"], at, **(look(row["run"]) | {"markersize": 5.0}))
-            axes.annotate(
-                f"{row['val_loss']:.3f}", (row["val_loss"], at), (6, 0), textcoords="offset points", va="center"
-            ).set_fontsize(7)
+            value = axes.annotate(f"{row['val_loss']:.3f}", (row["val_loss"], at), (6, 0), textcoords="offset points")
+            value.set(va="center", fontsize=7, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})
         for name in _LINES:
             if name in reference:
                 axes.axvline(reference[name], color=style.COLORS["noise"], linewidth=0.8, linestyle=":", zorder=0)
@@ -200,7 +200,7 @@ def tuning(
             axes.set_axis_off()
         figure.supxlabel("learning rate", fontsize=8)
         figure.supylabel("validation loss, nats a token", fontsize=8)
-        figure.legend(handles=_rungs(trials), loc="outside upper center", ncols=3)
+        figure.legend(handles=_rungs(trials), loc="outside upper center", ncols=3 if wide else 2)
     return figure
 
 
@@ -216,7 +216,7 @@ def _rungs(trials: pd.DataFrame) -> list[Line2D]:
 
 
 def _alpha(rung: int, rungs: int) -> float:
-    return 0.4 + 0.6 * (rung + 1) / rungs
+    return 1.0 if rungs == 1 else 0.35 + 0.65 * rung / (rungs - 1)
 
 
 def _trials(axes: Axes, trials: pd.DataFrame, chosen: float | None, edge: float, kind: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ def terminal(out: Path) -> str:
     lines += [
         "",
         _table(results),
-        "nats a token on held-out text; * tokens through forwards, a backward counts as two",
+        "nats a token, held-out text; * tokens through forwards, a backward counts as two",
         "",
     ]
     lines += [f"{len(against)} of {len(measured)} reported claims measured here do not agree:"]

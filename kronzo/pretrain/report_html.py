@@ -72,7 +72,9 @@ def _grid(frame: pd.DataFrame, columns: Mapping[str, tuple[str, Format | None]])
 
 def _losses(results: Results, frame: pd.DataFrame) -> Grid:
     """Runs by final loss, the reference lines among them."""
-    lines = pd.DataFrame({"label": ["unigram", "bigram", "uniform guess"], "state": "reference line"})
+    unended = frame["state"] != "finished"
+    frame = frame.assign(label=frame["label"].where(~unended, frame["label"] + " (" + frame["state"] + ")"))
+    lines = pd.DataFrame({"label": ["unigram line", "bigram line", "uniform guess"]})
     lines["val_loss"] = [results.line(name) for name in ("unigram", "bigram", "uniform")]
     lines["minus_unigram"] = lines["val_loss"] - results.line("unigram")
     both = pd.concat([frame, lines.dropna(subset=["val_loss"])], ignore_index=True)
@@ -91,13 +93,14 @@ def _losses(results: Results, frame: pd.DataFrame) -> Grid:
             "seconds_per_step": ("time a step", duration),
             "acceptance_rate": ("steps accepted", percent),
             "peak_bytes": ("peak memory", size),
-            "state": ("state", None),
         },
     )
 
 
 def _tuning(results: Results, frame: pd.DataFrame) -> Grid:
     """The trials, a row each."""
+    order = {name: place for place, name in enumerate(results.runs)}
+    frame = frame.sort_values(["method", "rung", "lr"], key=lambda c: c.map(order) if c.name == "method" else c)
     shown = frame.assign(
         label=[results.runs[name].label for name in frame["method"]],
         went=frame["kept"].map({True: "kept", False: ""}),
@@ -156,7 +159,7 @@ def _reported(frame: pd.DataFrame) -> Grid:
             "label": ("method", None),
             "reported_loss": ("reported: training loss", lambda loss: nats(loss, 2)),
             "reported_minus_adamw": ("reported: minus first order", lambda loss: signed(loss, 2)),
-            "reported_seconds_per_step": ("reported: time a step", duration),
+            "reported_seconds_per_step": ("reported: time a step", lambda seconds: f"{seconds:g} s"),
             "reported_memory_gb": ("reported: memory between steps", lambda gigabytes: f"{gigabytes:g} GB"),
             "val_loss": ("here: validation loss", nats),
             "minus_adamw": ("here: minus AdamW", signed),
