@@ -107,8 +107,8 @@ class Noise:
     def kept(self, parameter: int, factor: int, shape: Sequence[int]) -> Tensor:
         """A kept factor's standard normals, float32 on the CPU; `factor` tells the factors of one parameter apart."""
         out = np.empty(tuple(shape), np.float32)
-        key = philox_keys(self.seed, Purpose.KEPT, self.step, 0, [parameter], [factor])[0]
-        self._stream.fill(out, key, "normal")
+        key = np.random.SeedSequence(self.seed, spawn_key=(int(Purpose.KEPT), self.step, 0, parameter, factor))
+        self._stream.fill(out, key.generate_state(2, np.uint64), "normal")
         return torch.from_numpy(out)
 
     def coordinates(self, direction: int, outs: Mapping[int, np.ndarray]) -> None:

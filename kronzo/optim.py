@@ -120,11 +120,9 @@ class ZeroOrder(torch.optim.Optimizer):
         except InputError:
             self.param_groups.pop()
             raise
-        for offset, parameter in enumerate(group["params"]):
-            self.state[parameter] = entries_of_state.initial(
-                parameter, self.family(parameter.shape), index + offset, group["seed"], self._refreshed_at(0),
-                momentum=bool(self.settings.momentum),
-            )  # fmt: skip
+        noise, momentum = Noise(group["seed"], self._refreshed_at(0)), bool(self.settings.momentum)
+        for k, p in _each(group):
+            self.state[p] = entries_of_state.initial(p, self.family(p.shape), index + k, noise, momentum)
         warn_of_shapes(self._warned, [(self._name(group, k), self.family(p.shape)) for k, p in _each(group)])
         self._search = None
 
@@ -237,8 +235,11 @@ class ZeroOrder(torch.optim.Optimizer):
         for group in self.param_groups:
             check_values(group)
         search, s = self._searching(), self.settings
-        for entry in search.entries:
-            self._recall(entry, first["seed"])
+        if search.recalled_at != (due := self._refreshed_at(0)):
+            fresh = Noise(first["seed"], due)
+            for entry in search.entries:
+                self._recall(entry, fresh)
+            search.recalled_at, search.unsaved = due, True
         search.begin(Noise(first["seed"], first["step"], s.law, s.noise or "portable"), float(first["eps"]))
         devices = list({entry.parameter.device for entry in search.entries})
         self._open = OpenStep(
@@ -247,15 +248,15 @@ class ZeroOrder(torch.optim.Optimizer):
         )  # fmt: skip
         return self._open
 
-    def _recall(self, entry: Entry, seed: int) -> None:
-        """Kept factors and momentum of the coming step, from the state or freshly drawn."""
+    def _recall(self, entry: Entry, fresh: Noise) -> None:
+        """Kept factors and momentum of the coming step, from the state or drawn afresh."""
         state = self.state[entry.parameter]
         entry.kept, entry.momentum = entries_of_state.recall(state, entry.parameter)
         present = int(state[entries_of_state.DRAWN_AT])
-        if (due := self._refreshed_at(present)) == present:
+        if self._refreshed_at(present) == present:
             return
         old = entry.kept
-        entry.kept = entries_of_state.draw_kept(entry.parameter, entry.space, entry.index, seed, due)
+        entry.kept = entries_of_state.draw_kept(entry.parameter, entry.space, entry.index, fresh)
         if entry.momentum is not None and old:
             entry.momentum = entry.space.carry(entry.momentum, old, entry.kept)
 
@@ -286,12 +287,13 @@ class ZeroOrder(torch.optim.Optimizer):
     def _commit(self, current: OpenStep, outcome: Outcome) -> Tensor:
         """Make the step part of the state and report it."""
         step = self.param_groups[0]["step"]
-        for entry in current.search.entries:
-            state = self.state[entry.parameter]
-            state.update(entry.kept)
-            state[entries_of_state.DRAWN_AT].fill_(self._refreshed_at(int(state[entries_of_state.DRAWN_AT])))
-            if entry.momentum is not None:
-                state[entries_of_state.MOMENTUM] = entry.momentum
+        search = current.search
+        if search.unsaved or self.settings.momentum:
+            for entry in search.entries:
+                state = self.state[entry.parameter]
+                drawn_at = self._refreshed_at(int(state[entries_of_state.DRAWN_AT]))
+                entries_of_state.remember(state, entry.kept, entry.momentum, drawn_at)
+            search.unsaved = False
         for group in self.param_groups:
             group["step"], group["window"] = step + 1, list(outcome.window)
         self.last = report_of(step, outcome, current)
@@ -303,7 +305,7 @@ class ZeroOrder(torch.optim.Optimizer):
         """Everything as before the step."""
         if self._open is not None:
             self._open.search.abandon()
-            self._open = None
+            self._open = self._search = None
 
     # ------------------------------------------------------------------ looking
 

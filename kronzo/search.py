@@ -27,7 +27,7 @@ Combination = Mapping[int, Scalar]
 CHUNK = 2**20
 """Numbers of a weight that exist a second time while it is swept, where it cannot be swept in place."""
 SMALL_BYTES = 2**26
-"""Models below keep SMALL_BYTES / 4 of coordinates within a step, larger ones 1/256 of their weights."""
+"""Models below keep SMALL_BYTES / 2 of coordinates within a step, larger ones 1/256 of their weights."""
 
 
 @dataclass(eq=False)
@@ -101,9 +101,12 @@ class Search:
         low = any(compute_dtype(e.parameter.dtype) != e.parameter.dtype for e in self.entries)
         self.snapshot = restore == "snapshot" or (restore == "auto" and low)
         self.sweeps = 0
+        self.recalled_at: int | None = None
+        """The step whose kept factors the entries hold, and whether the optimizer's state has yet to take them."""
+        self.unsaved = False
         self._cache: OrderedDict[int, list[Tensor]] = OrderedDict()
         weights = sum(e.parameter.numel() * e.parameter.element_size() for e in self.entries)
-        budget = SMALL_BYTES // 4 if weights <= SMALL_BYTES else weights // 256
+        budget = SMALL_BYTES // 2 if weights <= SMALL_BYTES else weights // 256
         stored = sum(section.move.numel() * section.move.element_size() for section in self.sections)
         self._capacity = max(2, budget // max(1, stored))
 
@@ -239,6 +242,8 @@ class Search:
                 self._sweep_regenerated(entry, moves, momentum_factor)
             elif not self.snapshot and isinstance(entry.space, Dense) and entry.parameter.dtype == section.dtype:
                 vectors.append((entry.parameter, entry.move))
+            elif not self.snapshot and entry.parameter.dtype == section.dtype and entry.parameter.ndim == 2:
+                entry.space.add_rows_(entry.parameter, entry.move, entry.kept, 0)
             else:
                 for weights, row in _pieces(entry, section.dtype):
                     entry.space.add_rows_(weights, entry.move, entry.kept, row)

@@ -21,16 +21,15 @@ SHARED = ("seed", "step", "window")
 """Scalars of the whole optimizer; they live in every param group, where torch.distributed.checkpoint looks."""
 
 
-def draw_kept(parameter: Tensor, space: Space, index: int, seed: int, step: int) -> Kept:
+def draw_kept(parameter: Tensor, space: Space, index: int, noise: Noise) -> Kept:
     """The kept factors that the address (seed, step, index) gives, on the parameter's device."""
-    noise = Noise(seed, step)
     kept = space.make_kept(lambda k, shape: noise.kept(index, k, shape))
     return {key: v.to(parameter.device, compute_dtype(parameter.dtype)) for key, v in kept.items()}
 
 
-def initial(parameter: Tensor, space: Space, index: int, seed: int, step: int, momentum: bool) -> dict[str, Tensor]:
+def initial(parameter: Tensor, space: Space, index: int, noise: Noise, momentum: bool) -> dict[str, Tensor]:
     """A parameter's entry at construction."""
-    state = {**draw_kept(parameter, space, index, seed, step), DRAWN_AT: torch.tensor(step)}
+    state = {**draw_kept(parameter, space, index, noise), DRAWN_AT: torch.tensor(noise.step)}
     if momentum:
         shape = space.coordinates if space.coordinates is not None else space.matrix
         state[MOMENTUM] = torch.zeros(shape, dtype=compute_dtype(parameter.dtype), device=parameter.device)
@@ -42,6 +41,14 @@ def recall(state: dict[str, Any], parameter: Tensor) -> tuple[Kept, Tensor | Non
     there = (parameter.device, compute_dtype(parameter.dtype))
     kept = {key: value.to(*there) for key, value in state.items() if key not in (DRAWN_AT, MOMENTUM)}
     return kept, state[MOMENTUM].to(*there) if MOMENTUM in state else None
+
+
+def remember(state: dict[str, Any], kept: Kept, momentum: Tensor | None, drawn_at: int) -> None:
+    """Write kept factors and momentum into a parameter's entry."""
+    state.update(kept)
+    state[DRAWN_AT].fill_(drawn_at)
+    if momentum is not None:
+        state[MOMENTUM] = momentum
 
 
 def check_loaded(saved: dict[str, Any], groups: list[dict[str, Any]], live: dict[Tensor, Any]) -> None:

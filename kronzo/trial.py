@@ -128,7 +128,8 @@ class OpenStep:
 
     def _evaluate(self, closure: Repeater, part: int | None) -> Tensor:
         self.forwards += 1
-        first, before = closure.after is None, self._gradients()
+        first = closure.after is None
+        before = self._gradients() if first else []
         try:
             value = closure() if part is None else closure(part)
         except RuntimeError as error:

@@ -95,6 +95,9 @@ class KroneckerSpace:
         Whole bands of m2 rows go in one call; a range that begins or ends inside a band takes a call for that part.
         """
         (m2, n2), b = self.kept_shapes["B"], kept["B"]
+        if out.shape[0] == self.matrix[0]:
+            out.view(-1, m2, x.shape[1], n2).addcmul_(x.view(-1, 1, x.shape[1], 1), b.view(1, m2, 1, n2))
+            return
         row, stop = start, start + out.shape[0]
         while row < stop:
             band, offset = divmod(row, m2)
