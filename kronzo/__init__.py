@@ -13,7 +13,7 @@ from kronzo.errors import InputError
 if TYPE_CHECKING:
     from kronzo.methods import FZOO, LOZO, METHODS, KronZO, MeZO, SubZero, TeZO, published
     from kronzo.optim import StepReport, ZeroOrder
-    from kronzo.summary import summary
+    from kronzo.overview import summary
 
 __version__ = "0.1.0"
 
@@ -28,7 +28,7 @@ _LAZY = {
     "published": "kronzo.methods",
     "ZeroOrder": "kronzo.optim",
     "StepReport": "kronzo.optim",
-    "summary": "kronzo.summary",
+    "summary": "kronzo.overview",
 }
 
 __all__ = [

@@ -14,10 +14,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from kronzo.errors import InputError
+from kronzo.layout import Restore
 from kronzo.noise import Source
 from kronzo.optim import ZeroOrder
 from kronzo.rules import WindowRule
-from kronzo.search import Restore
 from kronzo.settings import Data, Replay, rule_of
 from kronzo.spaces import Dense, Diagonal, Kronecker, LowRank, Subspace
 from kronzo.spaces.kronecker import Factors

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from kronzo import state as entries_of_state
 from kronzo.advice import StepReport, lowest_loss, report_of, warn_of_shapes, warn_once
 from kronzo.errors import InputError
+from kronzo.layout import Entry, entries_of, name_of, searched
 from kronzo.noise import Law, Noise, Source
 from kronzo.rules import Outcome, Rule, WindowRule
-from kronzo.search import Entry, Search
+from kronzo.search import Search
 from kronzo.settings import Settings, rule_of
 from kronzo.spaces.base import Family, Space
 from kronzo.trial import OpenStep
@@ -121,20 +122,15 @@ class ZeroOrder(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
         noise, momentum = Noise(group["seed"], self._refreshed_at(0)), bool(self.settings.momentum)
-        for k, p in _each(group):
+        for k, p in enumerate(group["params"]):
             self.state[p] = entries_of_state.initial(p, self.family(p.shape), index + k, noise, momentum)
-        warn_of_shapes(self._warned, [(self._name(group, k), self.family(p.shape)) for k, p in _each(group)])
+        warn_of_shapes(self._warned, [(name_of(group, k), self.family(p.shape)) for k, p in enumerate(group["params"])])
         self._search = None
 
     def _refreshed_at(self, present: int) -> int:
         """The step whose kept factors are due now; those of step `present` stay when there is no interval."""
         refresh, step = self.settings.refresh_every, self.param_groups[0]["step"]
         return int(step - step % refresh if refresh else present)
-
-    @staticmethod
-    def _name(group: dict[str, Any], k: int) -> str:
-        names = group.get("param_names", [])
-        return str(names[k]) if k < len(names) else f"parameter {k} of its group"
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load; float32 factors stay float32 beside weights of lower precision (torch would round them).
@@ -262,18 +258,12 @@ class ZeroOrder(torch.optim.Optimizer):
 
     def _searching(self) -> Search:
         """The search over the parameters that require gradients now; made again when they have changed."""
-        trainable = [p for g in self.param_groups for p in g["params"] if p.requires_grad and p.numel()]
-        if self._search is not None and self._search.covers(trainable):
+        parameters = searched(self.param_groups)
+        if self._search is not None and self._search.covers(parameters):
             return self._search
-        if not trainable:
+        if not parameters:
             raise InputError("no parameter requires grad: unfreeze one, or pass others.")
-        entries, index = [], 0
-        for group in self.param_groups:
-            for k, p in _each(group):
-                if p.requires_grad and p.numel():
-                    entries.append(Entry(p, self.family(p.shape), index, group, self._name(group, k)))
-                index += 1
-        self._search = Search(entries, self.settings.restore)
+        self._search = Search(entries_of(self.param_groups, self.family), self.settings.restore)
         return self._search
 
     def _within_format(self, search: Search, outcome: Outcome) -> Outcome:
@@ -326,7 +316,3 @@ class ZeroOrder(torch.optim.Optimizer):
                 f"directions={self.settings.directions}."
             )
         return self._search.direction(entry, i).view(parameter.shape)
-
-
-def _each(group: dict[str, Any]) -> Iterable[tuple[int, Tensor]]:
-    return enumerate(group["params"])

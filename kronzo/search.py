@@ -6,82 +6,23 @@ adds the difference of the coordinates, so the way back from a probe is fused wi
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kronzo.layout import Entry, Restore, Section, capacity, compute_dtype, identity, needs_snapshot, sections_of
 from kronzo.noise import Noise, Scalar
-from kronzo.spaces.base import Kept, Space
 from kronzo.spaces.dense import Dense
 
 Kind = Literal["probe", "update"]
-Restore = Literal["auto", "arithmetic", "snapshot"]
 Combination = Mapping[int, Scalar]
 
 CHUNK = 2**20
 """Numbers of a weight that exist a second time while it is swept, where it cannot be swept in place."""
-SMALL_BYTES = 2**26
-"""Models below keep SMALL_BYTES / 2 of coordinates within a step, larger ones 1/256 of their weights."""
-
-
-@dataclass(eq=False)
-class Entry:
-    """One parameter that is searched."""
-
-    parameter: Tensor
-    space: Space
-    index: int
-    group: dict[str, Any]
-    name: str
-    kept: Kept = field(default_factory=dict)
-    momentum: Tensor | None = None
-    snapshot: Tensor | None = None
-    keep: float = 1.0
-    """What weight decay leaves of it in this step."""
-    move: Tensor | None = None
-    """Coordinates of the present sweep; None when they are regenerated instead of stored."""
-
-
-@dataclass(eq=False)
-class Section:
-    """Parameters of one group, device and precision: their coordinates are one flat buffer a direction."""
-
-    group: dict[str, Any]
-    device: torch.device
-    dtype: torch.dtype
-    entries: list[Entry] = field(default_factory=list)
-    spans: dict[int, slice] = field(default_factory=dict)
-    """Where the coordinates of a parameter index lie in the buffer."""
-    move: Tensor = field(default_factory=lambda: torch.empty(0))
-    now: dict[int, Scalar] = field(default_factory=dict)
-    """Where the section stands: what each direction has been added with."""
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Precision of a sweep: float64 for float64 weights, float32 for all others."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def sections_of(entries: Sequence[Entry]) -> list[Section]:
-    """Group the entries and lay their coordinates out, in order."""
-    found: dict[tuple[int, torch.device, torch.dtype], Section] = {}
-    for entry in entries:
-        key = (id(entry.group), entry.parameter.device, compute_dtype(entry.parameter.dtype))
-        found.setdefault(key, Section(entry.group, key[1], key[2])).entries.append(entry)
-    for section in found.values():
-        stored = [e for e in section.entries if e.space.coordinates is not None]
-        stops = np.cumsum([0, *(math.prod(e.space.coordinates or ()) for e in stored)]).tolist()
-        section.move = torch.zeros(stops[-1], dtype=section.dtype, device=section.device)
-        for entry, low, high in zip(stored, stops, stops[1:], strict=False):
-            section.spans[entry.index] = slice(low, high)
-            entry.move = section.move[low:high].view(entry.space.coordinates or ())
-    return list(found.values())
 
 
 class Search:
@@ -97,22 +38,18 @@ class Search:
     def __init__(self, entries: Sequence[Entry], restore: Restore) -> None:
         self.entries = list(entries)
         self.sections = sections_of(self.entries)
-        self._covered = [_identity(e.parameter) for e in self.entries]
-        low = any(compute_dtype(e.parameter.dtype) != e.parameter.dtype for e in self.entries)
-        self.snapshot = restore == "snapshot" or (restore == "auto" and low)
+        self._covered = [identity(e.parameter) for e in self.entries]
+        self.snapshot = needs_snapshot(restore, [e.parameter for e in self.entries])
         self.sweeps = 0
         self.recalled_at: int | None = None
         """The step whose kept factors the entries hold, and whether the optimizer's state has yet to take them."""
         self.unsaved = False
         self._cache: OrderedDict[int, list[Tensor]] = OrderedDict()
-        weights = sum(e.parameter.numel() * e.parameter.element_size() for e in self.entries)
-        budget = SMALL_BYTES // 2 if weights <= SMALL_BYTES else weights // 256
-        stored = sum(section.move.numel() * section.move.element_size() for section in self.sections)
-        self._capacity = max(2, budget // max(1, stored))
+        self._capacity, _ = capacity([(e.parameter, e.space) for e in self.entries])
 
     def covers(self, parameters: Sequence[Tensor]) -> bool:
         """Whether these are the parameters of this search, on the device and in the format they had."""
-        return [_identity(p) for p in parameters] == self._covered
+        return [identity(p) for p in parameters] == self._covered
 
     def begin(self, noise: Noise, base_eps: float) -> None:
         """Start a step at the present weights, decayed: theta = (1 - lr weight_decay) W for matrices."""
@@ -287,10 +224,6 @@ def _pieces(entry: Entry, dtype: torch.dtype) -> Iterator[tuple[Tensor, int]]:
             wide = source.to(dtype, copy=True, memory_format=torch.contiguous_format).view(-1, n)
             yield wide if theta is None else wide.mul_(entry.keep), row
             part.copy_(wide.view(part.shape))
-
-
-def _identity(parameter: Tensor) -> tuple[int, torch.device, torch.dtype]:
-    return id(parameter), parameter.device, parameter.dtype
 
 
 def _theta(entry: Entry) -> Tensor:

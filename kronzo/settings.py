@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kronzo.errors import InputError
+from kronzo.layout import Restore
 from kronzo.noise import Law, Source
 from kronzo.rules import Average, Directional, Normalized, Rule, WindowRule
-from kronzo.search import Restore
 from kronzo.validation import number, one_of, whole
 
 Data = Literal["shared", "split"]

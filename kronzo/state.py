@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kronzo.errors import InputError
+from kronzo.layout import compute_dtype
 from kronzo.noise import Noise
-from kronzo.search import compute_dtype
 from kronzo.spaces.base import Kept, Space
 
 DRAWN_AT, MOMENTUM = "refreshed", "momentum"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import kronzo
+from kronzo import layout
 from kronzo import search as search_module
 
 LAYOUTS = {
@@ -73,7 +74,7 @@ def test_pieces_smaller_than_the_weight_change_nothing(monkeypatch, name, layout
 
 @pytest.mark.parametrize("cached", [0, 2**30])
 def test_directions_drawn_again_are_the_same(monkeypatch, cached):
-    monkeypatch.setattr(search_module, "SMALL_BYTES", cached)
+    monkeypatch.setattr(layout, "SMALL_BYTES", cached)
     torch.manual_seed(0)
     w = nn.Parameter(torch.randn(12, 18))
     opt = kronzo.KronZO([w], lr=0.1, directions=9)
