@@ -1,7 +1,9 @@
 """Learning rates by successive halving: every method gets the same rule, never another method's rate.
 
 Each rung runs its trials for a fraction of the comparison's budget, on a learning-rate schedule of that length; the
-best share goes on to the next rung, and the best of the last rung is taken.
+best share goes on to the next rung, and the best of the last rung is taken. Short runs favour large rates: zeroth-order
+noise adds up over the steps. With a last rung of the whole budget the choice is free of that, and its best trial is the
+method's run itself, not repeated.
 
 Source: Jamieson and Talwalkar 2016 (successive halving), with the budget in token_forwards.
 """
@@ -9,6 +11,7 @@ Source: Jamieson and Talwalkar 2016 (successive halving), with the budget in tok
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,9 +48,24 @@ def jobs_of_rung(plan: Plan, rung: int, rates: dict[str, list[float]], out: Path
         if len(candidates) > 1:
             for lr in candidates:
                 config = plan.run_of(name, lr, fraction)
-                folder = out / "tuning" / name / f"rung{rung}-lr{lr:g}"
-                jobs.append((name, lr, Job(config, folder, cost_of(plan, name, fraction))))
+                jobs.append((name, lr, Job(config, folder_of(out, name, rung, lr), cost_of(plan, name, fraction))))
     return jobs
+
+
+def folder_of(out: Path, name: str, rung: int, lr: float) -> Path:
+    """The run folder of a trial."""
+    return out / "tuning" / name / f"rung{rung}-lr{lr:g}"
+
+
+def take_over(plan: Plan, name: str, lr: float, out: Path) -> None:
+    """Copy the trial that had the whole budget, if there is one, to where the method's run belongs."""
+    rung = len(plan.tuning.fractions) - 1
+    trial, run = folder_of(out, name, rung, lr), out / name
+    if plan.tuning.fractions[rung] == 1.0 and trial.exists() and not run.exists():
+        beside = run.with_name(f".{name}.writing")
+        shutil.rmtree(beside, ignore_errors=True)
+        shutil.copytree(trial, beside)
+        beside.rename(run)
 
 
 def cost_of(plan: Plan, name: str, fraction: float = 1.0) -> float:

@@ -78,6 +78,8 @@ def reproduce(
             with clock.part("comparison"):
                 rates |= {name: rates[method.lr_of] for name, method in plan.methods.items() if method.lr_of}
                 names = sorted(plan.methods, key=lambda name: -halving.cost_of(plan, name))
+                for name in names:
+                    halving.take_over(plan, name, rates[name], out)
                 jobs = [Job(plan.run_of(n, rates[n]), out / n, halving.cost_of(plan, n)) for n in names]
                 pool.run(jobs, "comparison")
         from kronzo.pretrain import report

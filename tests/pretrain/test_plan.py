@@ -100,3 +100,19 @@ def test_halving_keeps_the_best_and_never_a_diverged_one() -> None:
 def test_flat_tables_name_what_differs() -> None:
     here, there = (tables.flat(as_tables(read_plan("test", [s]))) for s in ("seed=0", "seed=1"))
     assert {key for key in here if here[key] != there[key]} == {"seed", "fo.seed", "comparison.seed"}
+
+
+def test_the_trial_with_the_whole_budget_is_the_run(tmp_path: Path) -> None:
+    plan = read_plan("test", ["tuning.fractions=[0.5, 1.0]"])
+    assert plan.run_of("mezo", 1e-3, 1.0) == plan.run_of("mezo", 1e-3)
+    trial = halving.folder_of(tmp_path, "mezo", 1, 1e-3)
+    trial.mkdir(parents=True)
+    (trial / "result.json").write_text("{}")
+    halving.take_over(plan, "mezo", 1e-2, tmp_path)
+    assert not (tmp_path / "mezo").exists(), "no trial at this rate"
+    halving.take_over(plan, "mezo", 1e-3, tmp_path)
+    assert (tmp_path / "mezo" / "result.json").exists() and trial.exists()
+    short = read_plan("test", ["tuning.fractions=[0.5, 0.9]"])
+    halving.folder_of(tmp_path, "lozo", 1, 1e-3).mkdir(parents=True)
+    halving.take_over(short, "lozo", 1e-3, tmp_path)
+    assert not (tmp_path / "lozo").exists(), "a shorter trial is not the run"
