@@ -62,4 +62,3 @@ def rate(value: float) -> str:
 def listing(items: list[str]) -> str:
     """Words as a list in a sentence."""
     return ", ".join(items[:-1]) + " and " + items[-1] if len(items) > 1 else "".join(items)
-
