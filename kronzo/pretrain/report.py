@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 from kronzo.pretrain import findings, report_figures, report_html, report_tables
@@ -13,8 +14,10 @@ PAGE = "report.html"
 _WIDTH = 80
 
 
-def write(out: Path) -> Path:
+def write(out: Path, watch: Callable[[float], None] = lambda fraction: None) -> Path:
     """Write out/tables, out/figures and out/report.html from whatever the folder holds, and return the page.
+
+    `watch` is told what fraction is done.
 
     The page is one file that needs nothing else, not even a network. It names the runs that are missing or unfinished.
 
@@ -23,7 +26,7 @@ def write(out: Path) -> Path:
     """
     results = read(out)
     tables = report_tables.write(results, out / "tables")
-    pictures = report_figures.write(results, out / "figures")
+    pictures = report_figures.write(results, out / "figures", watch)
     page = out / PAGE
     page.write_text(report_html.render(results, tables, pictures), encoding="utf-8")
     return page

@@ -26,16 +26,20 @@ class Picture:
     narrow: str
 
 
-def write(results: Results, folder: Path) -> dict[str, Picture]:
+def write(results: Results, folder: Path, watch: Callable[[float], None] = lambda fraction: None) -> dict[str, Picture]:
     """Save every figure that the folder has numbers for as NAME.png and NAME.pdf, and return them by name.
+
+    `watch` is told after each figure what fraction of them is done.
 
     They are losses, curves, tuning, steps, and of the spectra spectra and ranks.
     """
-    pictures = {}
-    for name, draw in _drawings(results).items():
+    pictures: dict[str, Picture] = {}
+    drawings = _drawings(results)
+    for name, draw in drawings.items():
         saved = style.save(_laid_out(draw(True)), folder / name)
         narrow = "" if name in ("spectra", "ranks") else _uri(_png(draw(False)))
         pictures[name] = Picture(_uri(saved[0].read_bytes()), narrow)
+        watch(len(pictures) / len(drawings))
     return pictures
 
 

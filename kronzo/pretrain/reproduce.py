@@ -23,9 +23,9 @@ from kronzo.pretrain.plan import Plan, as_tables
 from kronzo.pretrain.pool import Job, Pool
 from kronzo.pretrain.progress import Reporter
 from kronzo.pretrain.resolve import shape_of
+from kronzo.pretrain.results import FO, PLAN, REFERENCE, RUN, TUNING
 
-PLAN, RUN, TUNING, REFERENCE, REPORT = "plan.json", "run.json", "tuning.json", "reference.json", "report.html"
-FO = "fo"
+REPORT = "report.html"
 _BESIDE = (PLAN, RUN, TUNING, REFERENCE, REPORT, FO, "tuning", "figures", "tables")
 
 
@@ -85,7 +85,8 @@ def reproduce(
         from kronzo.pretrain import report
 
         clock.finish()
-        path = report.write(out)
+        with Reporter("report", 1000, show=progress) as bar:
+            path = report.write(out, watch=lambda fraction: bar.update(round(1000 * fraction)))
         say(report.terminal(out))
     return path
 
