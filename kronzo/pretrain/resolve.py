@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import torch
 
@@ -49,9 +50,17 @@ def resolve(config: Config, corpus: Corpus) -> Config:
     return replace(
         config,
         device=available if config.device == "auto" else config.device,
+        init=_absolute(config.init),
+        data=replace(config.data, source=_absolute(config.data.source), tokenizer=_absolute(config.data.tokenizer)),
         model=replace(config.model, **asdict(shape)),
         optimizer=optimizers.resolve(config.optimizer),
     )
+
+
+def _absolute(text: str) -> str:
+    """Return an existing relative path from the root on, so that the config means the same from every folder."""
+    path = Path(text)
+    return str(path.absolute()) if (path.suffix or len(path.parts) > 1) and path.exists() else text
 
 
 def shape_of(model: ModelConfig, vocab_size: int) -> gpt2.GPT2Config:

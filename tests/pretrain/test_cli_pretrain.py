@@ -14,7 +14,7 @@ from small_runs import BASE, small_config
 from kronzo import cli
 from kronzo.errors import InputError
 from kronzo.pretrain import launch, runs
-from kronzo.pretrain.config import from_dict, to_toml
+from kronzo.pretrain.config import from_dict, from_toml, to_toml
 from kronzo.pretrain.gpt2 import GPT2Config
 from kronzo.pretrain.log import MetricsWriter, read_metrics
 from kronzo.pretrain.loop import pretrain
@@ -96,6 +96,16 @@ def test_init_brings_the_model_and_the_tokenizer_of_its_run(tmp_path: Path) -> N
         config = launch.compose(init=str(init), data="synthetic")
         assert (config.model.width, config.model.vocab_size, config.init) == (16, 64, str(init))
     assert launch.compose(init="elsewhere.safetensors").model.name == "nano"
+
+
+def test_paths_in_a_config_mean_the_same_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("\n\n".join(f"Document {i} about the number {i * i}." for i in range(200)))
+    pretrain(small_config("data.source=./text.txt", "budget.steps=2"), "runs/one", progress=False)
+    pretrain(small_config("data.source=text.txt", "budget.steps=2", "init=runs/one"), "two", progress=False)
+    stored = from_toml(Path("two"))
+    assert (stored.data.source, stored.init) == (str(tmp_path / "text.txt"), str(tmp_path / "runs" / "one"))
+    assert stored.data.tokenizer == "bytes"
 
 
 def test_sample_is_seeded_starts_with_the_prompt_and_stays_in_the_vocabulary(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kronzo.errors import InputError
 from kronzo.pretrain import gpt2
@@ -89,32 +91,51 @@ def test_loss_is_the_mean_cross_entropy_in_float64() -> None:
     assert torch.equal(model.loss(x, y), model.token_losses(x, y).double().mean())
 
 
-@pytest.mark.parametrize("limit", [1, 37 * 5, 37 * 26])
-def test_a_chunked_loss_has_the_values_and_gradients_of_a_whole_one(
-    monkeypatch: pytest.MonkeyPatch, limit: int
-) -> None:
+class LogitRows(TorchDispatchMode):
+    """Notes how many rows of logits the largest tensor of them has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.shape[-1:] == (SMALL.vocab_size,) and len(result) != SMALL.width:
+            self.most = max(self.most, result.numel() // SMALL.vocab_size)
+        return result
+
+
+@pytest.mark.parametrize("rows", [1, 5, 26])
+def test_a_chunked_loss_has_the_values_and_gradients_of_a_whole_one(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     model = small_model()
     x, y = tokens(3, 9)
-    whole = torch.autograd.grad(model.loss(x, y), list(model.parameters()))
-    expected_losses = model.token_losses(x, y).detach()
-    rows: list[int] = []
-    chunk = gpt2._chunk_losses
+    weights = torch.linspace(-1, 2, 27).view(3, 9)
+    with LogitRows() as seen:
+        expected = model.token_losses(x, y)
+        whole = torch.autograd.grad((expected * weights).sum(), list(model.parameters()))
+    assert seen.most == 27
+    monkeypatch.setattr(gpt2, "_MAX_LOGITS", rows * SMALL.vocab_size)
+    with LogitRows() as seen:
+        losses = model.token_losses(x, y)
+        parts = torch.autograd.grad((losses * weights).sum(), list(model.parameters()))
+        with torch.no_grad():
+            torch.testing.assert_close(model.token_losses(x, y), expected, rtol=1e-6, atol=0)
+    assert seen.most == rows
+    torch.testing.assert_close(losses, expected, rtol=1e-6, atol=0)
+    for one, other in zip(whole, parts):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
 
-    def watched(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-        rows.append(len(hidden))
-        return chunk(hidden, weight, target)
 
-    monkeypatch.setattr(gpt2, "_chunk_losses", watched)
-    monkeypatch.setattr(gpt2, "_MAX_LOGITS", limit)
-    losses = model.token_losses(x, y)
-    torch.testing.assert_close(losses.detach(), expected_losses, rtol=1e-6, atol=0)
-    with torch.no_grad():
-        torch.testing.assert_close(model.token_losses(x, y), expected_losses, rtol=1e-6, atol=0)
-    parts = torch.autograd.grad(losses.mean(dtype=torch.float64), list(model.parameters()))
-    assert max(rows) * SMALL.vocab_size <= max(limit, SMALL.vocab_size)
-    assert sum(rows) == 3 * x.numel()  # with gradients, without, and once more in the backward
-    for expected, found in zip(whole, parts):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+def test_a_chunked_loss_of_bfloat16_weights_has_gradients_of_their_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = tokens(3, 9)
+    exact = small_model()
+    model = small_model(torch.bfloat16)
+    whole = torch.autograd.grad(exact.loss(x, y), list(exact.parameters()))
+    monkeypatch.setattr(gpt2, "_MAX_LOGITS", 5 * SMALL.vocab_size)
+    parts = torch.autograd.grad(model.loss(x, y), list(model.parameters()))
+    assert all(part.dtype == torch.bfloat16 for part in parts)
+    for one, other in zip(whole, parts):
+        assert torch.nn.functional.cosine_similarity(one.flatten(), other.double().flatten(), dim=0) > 0.99
 
 
 def test_a_position_does_not_see_later_tokens() -> None:
