@@ -188,8 +188,8 @@ def test_there_is_no_other_kind_of_python_block() -> None:
 
 
 def _command_lines(page: Path) -> list[list[str]]:
-    """The `kronzo` and `spectra` calls of the sh blocks, as words."""
-    text = "".join(_blocks(page, "sh")).replace("\\\n", " ")
+    """The `kronzo` and `spectra` calls of the shell blocks, as words."""
+    text = "".join(_blocks(page, "sh") + _blocks(page, "bash")).replace("\\\n", " ")
     calls = [call for line in text.splitlines() for call in re.split(r"&&|;", line)]
     words = [shlex.split(call.removeprefix("$ "), comments=True) for call in calls]
     return [call for call in words if call and call[0] in COMMANDS]
