@@ -46,9 +46,12 @@ def _frequencies(results: Results) -> Iterator[str]:
         f"{len(below)} of {len(runs)} zeroth-order runs end more than {TIE} nats below the unigram line "
         f"({nats(line)} nats a token){ending}."
     )
-    above = [f"{run.label} ({nats(run.val_loss)})" for run in runs if run not in below]
+    level = [f"{run.label} ({nats(run.val_loss)})" for run in runs if abs(run.val_loss - line) <= TIE]
+    above = [f"{run.label} ({nats(run.val_loss)})" for run in runs if run.val_loss > line + TIE]
+    if level:
+        yield f"{listing(level)} learned how often each token occurs and no more."
     if above:
-        yield f"{listing(above)} learned no more than how often each token occurs."
+        yield f"{listing(above)} did not even learn how often each token occurs."
     bigram = results.line("bigram")
     context = [run.label for run in runs if run.val_loss < bigram]
     if math.isfinite(bigram):
@@ -79,8 +82,8 @@ def _first_order(results: Results) -> Iterator[str]:
     equal = results.find("adamw", budget="tokens")
     if equal is not None:
         yield (
-            f"Given only the {count(equal.last('tokens'))} tokens that the averaging methods drew, AdamW ends at "
-            f"{nats(equal.val_loss)}."
+            f"On the {count(equal.last('tokens'))} tokens that the averaging methods drew "
+            f"({count(equal.last('token_forwards'))} token_forwards) AdamW ends at {nats(equal.val_loss)}."
         )
 
 
