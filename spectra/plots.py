@@ -188,12 +188,13 @@ def draw_scree(axes: Axes, run: Run, layer: str, step: int) -> None:
         axes.plot(
             index[: cross.size], np.where(cross > 0, cross, np.nan), ".", color=style.BLACK, label="cross-validated"
         )
-        axes.axvline(row["weyl_rank"], color=style.GREY, linewidth=0.8, linestyle=":", label="Weyl rank")
     chance = chance_values(int(row["rows"]), int(row["cols"]))
     norm = float(np.linalg.norm(values)) / max(float(np.linalg.norm(chance)), 1e-300)
     axes.plot(index, chance * norm, color=style.COLORS["chance"], linestyle="--", label="Gaussian, same norm")
     axes.set(yscale="log", xlabel="index", ylabel="singular value", title=f"{shorten([layer], 30)[0]}, step {step}")
     _end_at_floor(axes)
+    if pd.notna(row["weyl_rank"]):
+        axes.axvline(row["weyl_rank"], color=style.GREY, linewidth=0.8, linestyle=":", label="Weyl rank")
     axes.legend()
 
 

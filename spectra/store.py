@@ -25,9 +25,12 @@ import pyarrow.parquet as pq
 
 from spectra.errors import InputError
 from spectra.run import Part, Run
-from spectra.schema import SCHEMA, VERSION, Record, to_table
+from spectra.schema import SCHEMA, VALUES, VERSION, Record, to_table
 
 PARTS = "parts"
+FLOATS = [f"{name}.list.element" for name in VALUES]
+"""Columns whose bytes are stored by significance: the values of a spectrum share their leading ones."""
+
 _NAME = re.compile(r"part-(\d{9})-(\d{9})\.parquet")
 
 
@@ -46,7 +49,9 @@ def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 def _write_table(folder: Path, first: int, last: int, table: pa.Table) -> None:
     path = folder / PARTS / f"part-{first:09d}-{last:09d}.parquet"
-    _write(path, lambda file: pq.write_table(table, file, compression="zstd", write_statistics=False))
+    texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
+    options = {"compression": "zstd", "write_statistics": False, "use_dictionary": texts}
+    _write(path, lambda file: pq.write_table(table, file, use_byte_stream_split=FLOATS, **options))
 
 
 def _parts(folder: Path) -> list[Part]:

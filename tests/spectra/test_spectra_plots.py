@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from spectra_models import TinyLM, train
+from spectra_models import TinyLM, batch, train
 
 import spectra
 from spectra import InputError, plots, style
@@ -47,6 +47,72 @@ def test_ranks_over_time_draw_mean_and_range_and_mark_bad_steps(run):
     band = axes.collections[2].get_paths()[0].get_extents()
     assert band.ymin == pytest.approx(expected.min().min()) and band.ymax == pytest.approx(expected.max().max())
     assert any(line.get_linestyle() == ":" and line.get_xdata()[0] == 4 for line in axes.lines)
+
+
+def test_the_heat_map_has_a_row_per_layer_and_a_column_per_step(run):
+    axes = plots.heat_map(run, "stable_rank").axes[0]
+    drawn = axes.collections[0].get_array()
+    assert drawn.shape == (5, 5)
+    expected = run.gradients().pivot(index="layer", columns="step", values="stable_rank")
+    names = ["wte.weight", "wpe.weight", "block.c_attn.weight", "block.mlp_in.weight", "block.mlp_out.weight"]
+    np.testing.assert_allclose(np.ma.filled(drawn, np.nan), expected.loc[names])
+    assert [label.get_text() for label in axes.get_yticklabels()] == [name.removesuffix(".weight") for name in names]
+
+
+@pytest.fixture(scope="module")
+def everything():
+    model = TinyLM()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with spectra.GradientRecorder(model, optimizer, every=2, split_half=2, also=["kronecker", "lags"]) as rec:
+        for step in range(5):
+            optimizer.zero_grad()
+            for half in range(2):
+                (model.loss(batch(2 * step + half)) / 2).backward()
+                rec.micro_batch(tokens=48)
+            optimizer.step()
+    return rec.run
+
+
+def test_the_scree_shows_gradient_noise_cross_values_and_chance(everything):
+    layer = "block.mlp_in.weight"
+    axes = plots.scree(everything, layer, 2).axes[0]
+    lines = {line.get_label(): line for line in axes.lines}
+    np.testing.assert_allclose(lines["gradient"].get_ydata(), everything.values(2, layer))
+    np.testing.assert_allclose(lines["half-difference (noise)"].get_ydata(), everything.noise_values(2, layer))
+    cross, drawn = everything.cross_values(2, layer), lines["cross-validated"].get_ydata()
+    np.testing.assert_allclose(drawn[cross > 0], cross[cross > 0])
+    chance = lines["Gaussian, same norm"].get_ydata()
+    assert np.linalg.norm(chance) == pytest.approx(np.linalg.norm(everything.values(2, layer)))
+    top = axes.get_ylim()[1]
+    assert everything.values(2, layer)[0] < top < 3 * max(chance[0], everything.values(2, layer)[0])
+
+
+def test_kronecker_against_plain_has_a_point_per_layer(everything):
+    axes = plots.kronecker_against_plain(everything).axes[0]
+    drawn = np.concatenate([line.get_xydata() for line in axes.lines if line.get_marker() != "None"])
+    frame = everything.frame.query("step == 4 and part == ''")
+    for quantity, column in (("gradient", 0), ("kronecker", 1)):
+        expected = frame.loc[frame["quantity"] == quantity, "participation_ratio"]
+        np.testing.assert_allclose(np.sort(drawn[:, column]), np.sort(expected))
+
+
+def test_lags_draw_the_mean_and_its_chance_line(everything):
+    axes = plots.over_lags(everything).axes[1]
+    mlp = next(line for line in axes.lines if line.get_label() == "mlp")
+    lags = everything.lags
+    expected = lags[lags["layer"].str.contains("mlp")].groupby("lag")["captured"].mean()
+    np.testing.assert_allclose(mlp.get_ydata(), expected)
+    assert any(line.get_linestyle() == "--" and line.get_ydata()[0] == 0.5 for line in axes.lines)
+
+
+def test_the_gallery_holds_what_the_run_holds(run, everything):
+    assert set(plots.gallery(run, layer="wte.weight")) == {"spectra", "ranks", "heatmap", "scree"}
+    names = {"spectra", "ranks", "heatmap", "scree-embedding", "scree-attention", "scree-mlp", "kronecker", "lags"}
+    assert set(plots.gallery(everything)) == names
+    with pytest.raises(InputError, match="kronecker"):
+        plots.kronecker_against_plain(run)
+    with pytest.raises(InputError, match="lags"):
+        plots.over_lags(run)
 
 
 def test_nothing_to_draw_and_unknown_metrics_are_refused(run):

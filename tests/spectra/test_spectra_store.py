@@ -201,6 +201,58 @@ def test_the_manifest_says_where_the_numbers_come_from(store):
     assert reasons["block.ln.weight"] == "1-D" and reasons["wte.weight"] == "" and len(reasons) == 10
 
 
+@pytest.mark.extra
+def test_duckdb_and_polars_read_the_parts_directly(store):
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    files = str(store / "parts" / "*.parquet")
+    expected = spectra.open(store).values(4, "wpe.weight")
+    query = f"select values from '{files}' where step = 4 and layer = 'wpe.weight'"
+    np.testing.assert_array_equal(duckdb.sql(query).fetchall()[0][0], expected)
+    rows = polars.read_parquet(files).filter((polars.col("step") == 4) & (polars.col("layer") == "wpe.weight"))
+    np.testing.assert_array_equal(rows["values"][0].to_numpy(), expected)
+
+
+def test_a_thousand_captures_of_gpt2_small_stay_under_400_mb(tmp_path):
+    rng = np.random.default_rng(0)
+    layers = [f"h.{i // 4}.layer{i % 4}.weight" for i in range(48)] + ["wte.weight", "wpe.weight"]
+    names = layers + [f"h.{i // 3}.attn.c_attn.weight[{'qkv'[i % 3]}]" for i in range(36)]
+    numbers = schema.RANKS + [f"{null}_{name}" for name in schema.RANKS for null in ("chance",)]
+    records = [
+        {"step": 0, "layer": name, "values": np.sort(rng.random(768))[::-1]} | dict.fromkeys(numbers, rng.random())
+        for name in names
+    ]
+    writer = spectra.store.Store(tmp_path, 0, {})
+    writer.append(0, records)
+    writer.close()
+    (part,) = tmp_path.glob("parts/*.parquet")
+    assert 1000 * part.stat().st_size < 400e6
+
+
+RESIDENT = """
+import gc, resource, torch, spectra
+from spectra_models import TinyLM, train
+model = TinyLM()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+def resident():
+    gc.collect()
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+with spectra.GradientRecorder(model, optimizer, every=1, store=FOLDER):
+    train(model, optimizer, range(100))
+    before = resident()
+    train(model, optimizer, range(100, 600))
+    print(resident() - before)
+"""
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_500_captures(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    code = RESIDENT.replace("FOLDER", repr(str(tmp_path)))
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert int(printed) < 8e6
+
+
 WRITER = """
 import sys, torch, spectra
 from spectra_models import TinyLM, train
