@@ -38,11 +38,7 @@ def locked(run: Path, ours: Iterable[str] = _OURS, marker: str = CONFIG) -> Iter
     """
     try:
         run.mkdir(parents=True, exist_ok=True)
-        foreign = sorted(
-            path.name for path in run.iterdir() if path.name not in {*ours, LOCK} and path.suffix != ".writing"
-        )
-        if foreign and not (run / marker).exists():
-            raise InputError(f"{run}: holds {foreign[0]!r} and is no run; give an empty or new folder with --out.")
+        refuse_foreign(run, ours, marker)
         descriptor = os.open(run / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise InputError(f"{run}: cannot be written ({error.strerror}); give another folder with --out.") from error
@@ -62,6 +58,19 @@ def locked(run: Path, ours: Iterable[str] = _OURS, marker: str = CONFIG) -> Iter
         ) from error
     finally:
         os.close(descriptor)
+
+
+def refuse_foreign(run: Path, ours: Iterable[str], marker: str) -> None:
+    """Refuse a folder that holds other names than `ours`, unless `marker` shows what it is.
+
+    Raises:
+        InputError: naming the first of them.
+    """
+    foreign = sorted(
+        path.name for path in run.iterdir() if path.name not in {*ours, LOCK} and path.suffix != ".writing"
+    )
+    if foreign and not (run / marker).exists():
+        raise InputError(f"{run}: holds {foreign[0]!r} and is no run; give an empty or new folder with --out.")
 
 
 def holds(run: Path, config: Config) -> bool:

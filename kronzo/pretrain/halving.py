@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from kronzo.pretrain.loop import Result
-from kronzo.pretrain.plan import Plan
+from kronzo.pretrain.plan import Choice, Plan
 from kronzo.pretrain.pool import Job
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One learning rate of one method on one rung; val_loss in nats a token, NaN when it diverged."""
+    """One choice of one method on one rung; val_loss in nats a token, NaN when it diverged; eps None: not tuned."""
 
     method: str
     rung: int
@@ -33,6 +33,7 @@ class Trial:
     val_loss: float
     seconds: float
     kept: bool
+    eps: float | None = None
 
 
 def tuned(plan: Plan) -> list[str]:
@@ -40,27 +41,29 @@ def tuned(plan: Plan) -> list[str]:
     return [name for name, method in plan.methods.items() if method.lr]
 
 
-def jobs_of_rung(plan: Plan, rung: int, rates: dict[str, list[float]], out: Path) -> list[tuple[str, float, Job]]:
-    """The trials of a rung as (method, lr, job); a method with a single rate needs none."""
+def jobs_of_rung(plan: Plan, rung: int, left: dict[str, list[Choice]], out: Path) -> list[tuple[str, Choice, Job]]:
+    """The trials of a rung as (method, choice, job); a method with a single choice left needs none."""
     fraction = plan.tuning.fractions[rung]
     jobs = []
-    for name, candidates in rates.items():
-        if len(candidates) > 1:
-            for lr in candidates:
-                config = plan.run_of(name, lr, fraction)
-                jobs.append((name, lr, Job(config, folder_of(out, name, rung, lr), cost_of(plan, name, fraction))))
+    for name, choices in left.items():
+        if len(choices) > 1:
+            for choice in choices:
+                config = plan.run_of(name, choice.lr, fraction, eps=choice.eps)
+                run = folder_of(out, name, rung, choice)
+                jobs.append((name, choice, Job(config, run, cost_of(plan, name, fraction))))
     return jobs
 
 
-def folder_of(out: Path, name: str, rung: int, lr: float) -> Path:
+def folder_of(out: Path, name: str, rung: int, choice: Choice) -> Path:
     """The run folder of a trial."""
-    return out / "tuning" / name / f"rung{rung}-lr{lr:g}"
+    eps = "" if choice.eps is None else f"-eps{choice.eps:g}"
+    return out / "tuning" / name / f"rung{rung}-lr{choice.lr:g}{eps}"
 
 
-def take_over(plan: Plan, name: str, lr: float, out: Path) -> None:
+def take_over(plan: Plan, name: str, choice: Choice, out: Path) -> None:
     """Copy the trial that had the whole budget, if there is one, to where the method's run belongs."""
     rung = len(plan.tuning.fractions) - 1
-    trial, run = folder_of(out, name, rung, lr), out / name
+    trial, run = folder_of(out, name, rung, choice), out / name
     if plan.tuning.fractions[rung] == 1.0 and trial.exists() and not run.exists():
         beside = run.with_name(f".{name}.writing")
         shutil.rmtree(beside, ignore_errors=True)
@@ -75,42 +78,47 @@ def cost_of(plan: Plan, name: str, fraction: float = 1.0) -> float:
 
 
 def promote(
-    plan: Plan, rung: int, trials: Sequence[tuple[str, float]], results: Sequence[Result]
-) -> tuple[dict[str, list[float]], list[Trial]]:
-    """The rates that go on from a rung, best first, and the record of all its trials."""
+    plan: Plan, rung: int, trials: Sequence[tuple[str, Choice]], results: Sequence[Result]
+) -> tuple[dict[str, list[Choice]], list[Trial]]:
+    """The choices that go on from a rung, best first, and the record of all its trials."""
     last = rung == len(plan.tuning.fractions) - 1
-    rates: dict[str, list[float]] = {}
+    left: dict[str, list[Choice]] = {}
     record = []
     for name in dict.fromkeys(method for method, _ in trials):
-        runs = [(lr, result) for (method, lr), result in zip(trials, results, strict=True) if method == name]
+        runs = [(choice, result) for (method, choice), result in zip(trials, results, strict=True) if method == name]
         ranked = sorted(runs, key=lambda run: run[1].val_loss if math.isfinite(run[1].val_loss) else math.inf)
-        rates[name] = [lr for lr, _ in ranked[: 1 if last else math.ceil(plan.tuning.keep * len(ranked))]]
+        left[name] = [choice for choice, _ in ranked[: 1 if last else math.ceil(plan.tuning.keep * len(ranked))]]
         fraction = plan.tuning.fractions[rung]
-        record += [Trial(name, rung, fraction, lr, r.val_loss, r.seconds, lr in rates[name]) for lr, r in runs]
-    return rates, record
+        record += [Trial(name, rung, fraction, c.lr, r.val_loss, r.seconds, c in left[name], c.eps) for c, r in runs]
+    return left, record
 
 
 def search(
-    plan: Plan, out: Path, run: Callable[[list[Job], str], list[Result]], beside: Sequence[Job] = ()
-) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """The learning rate of every tuned method, and the trials behind it.
+    plan: Plan,
+    out: Path,
+    run: Callable[[list[Job], str], list[Result]],
+    beside: Sequence[Job] = (),
+    only: Collection[str] | None = None,
+) -> tuple[dict[str, Choice], list[dict[str, Any]]]:
+    """The learning rate (and eps where it is tried) of every tuned method, and the trials behind it.
 
     Args:
-        plan: the methods with their rates.
+        plan: the methods with what is tried for them.
         out: trials are runs in out/tuning.
         run: does jobs, given a title.
         beside: other jobs to do along with the first rung, so that no core waits.
+        only: search for these methods; all by default.
     """
-    rates = {name: list(plan.methods[name].lr) for name in tuned(plan)}
+    left = {name: plan.methods[name].choices for name in tuned(plan) if only is None or name in only}
     record: list[Trial] = []
     for rung in range(len(plan.tuning.fractions)):
-        trials = jobs_of_rung(plan, rung, rates, out)
+        trials = jobs_of_rung(plan, rung, left, out)
         jobs = [*(beside if rung == 0 else ()), *(job for _, _, job in trials)]
         if not jobs:
             break
         title = "spectra and learning rates" if beside else "learning rates"
         results = run(jobs, f"{title}, rung {rung + 1}" if rung else title)[len(jobs) - len(trials) :]
-        kept, trial_record = promote(plan, rung, [(name, lr) for name, lr, _ in trials], results)
-        rates |= kept
+        kept, trial_record = promote(plan, rung, [(name, choice) for name, choice, _ in trials], results)
+        left |= kept
         record += trial_record
-    return {name: chosen[0] for name, chosen in rates.items()}, [asdict(trial) for trial in record]
+    return {name: chosen[0] for name, chosen in left.items()}, [asdict(trial) for trial in record]

@@ -31,23 +31,38 @@ class Tuning:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """What tuning chooses for a row: lr, and eps where the row lists some (None leaves the optimizer section's own)."""
+
+    lr: float
+    eps: float | None = None
+
+
+@dataclass(frozen=True)
 class Method:
     """One row of the comparison.
 
     Args:
         optimizer: the method and its keywords, without lr.
         lr: learning rates to try, in geometric steps.
+        eps: probe sizes to try with every one of them; None leaves the optimizer's own.
         budget: "token_forwards" spends the comparison's budget; "tokens" sees as many distinct tokens as the method
             named by `tokens_of`.
         tokens_of: see budget.
-        lr_of: takes the learning rate that was found for this other method, without trials of its own.
+        lr_of: takes what was found for this other method, without trials of its own.
     """
 
     optimizer: OptimizerConfig
     lr: tuple[float, ...] = ()
+    eps: tuple[float, ...] | None = None
     budget: str = "token_forwards"
     tokens_of: str = ""
     lr_of: str = ""
+
+    @property
+    def choices(self) -> list[Choice]:
+        """Everything to try: each lr with each eps."""
+        return [Choice(lr, eps) for lr in self.lr for eps in self.eps or (None,)]
 
 
 @dataclass(frozen=True)
@@ -75,10 +90,11 @@ class Plan:
         """Tokens a sequence in the comparison."""
         return shape_of(self.comparison.model, max(1, self.comparison.model.vocab_size)).context
 
-    def run_of(self, name: str, lr: float, fraction: float = 1.0) -> Config:
+    def run_of(self, name: str, lr: float, fraction: float = 1.0, *, eps: float | None = None) -> Config:
         """The run of one method at a learning rate and a fraction of its budget, at least one step."""
         method = self.methods[name]
-        base = replace(self.comparison, optimizer=replace(method.optimizer, lr=lr))
+        tuned = {"lr": lr} if eps is None else {"lr": lr, "eps": eps}
+        base = replace(self.comparison, optimizer=replace(method.optimizer, **tuned))
         budget = base.budget
         if method.budget == "tokens":
             other = replace(self.comparison, optimizer=self.methods[method.tokens_of].optimizer)
@@ -159,6 +175,8 @@ def _check(plan: Plan) -> None:
             raise InputError(f"methods.{name}: give either lr, a list of learning rates to try, or lr_of.")
         if any(value <= 0 for value in method.lr):
             raise InputError(f"methods.{name}.lr = {list(method.lr)}: positive learning rates are needed.")
+        if method.eps is not None:
+            _check_eps(name, method)
         if method.budget not in ("token_forwards", "tokens"):
             raise InputError(f"methods.{name}.budget = {method.budget!r}: token_forwards or tokens is needed.")
         for key in ("tokens_of", "lr_of"):
@@ -167,6 +185,15 @@ def _check(plan: Plan) -> None:
             if wanted and (other not in plan.methods or other == name):
                 raise InputError(f"methods.{name}.{key} = {other!r}: another row is needed, {', '.join(plan.methods)}.")
         optimizers.resolve(method.optimizer)
+
+
+def _check_eps(name: str, method: Method) -> None:
+    eps = list(method.eps or ())
+    if not eps or min(eps) <= 0 or not method.lr:
+        raise InputError(f"methods.{name}.eps = {eps}: positive numbers to try, beside a list lr, are needed.")
+    if method.optimizer.eps is not None:
+        raise InputError(f"methods.{name}: eps is given both to be tried and in optimizer; drop one.")
+    optimizers.resolve(replace(method.optimizer, eps=eps[0]))
 
 
 def _step_cost(config: Config) -> int:

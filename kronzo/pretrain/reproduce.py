@@ -69,18 +69,19 @@ def reproduce(
             with clock.part("corpus"):
                 for config in (plan.fo, plan.comparison):
                     corpus = _open(config, progress)
-                _write_reference(out, plan, corpus)
+                folder.write_json(out / REFERENCE, reference_of(plan, corpus))
             with clock.part("spectra and tuning"):
                 first_order = Job(plan.fo, out / FO, _cost_of_fo(plan))
-                rates, trials = halving.search(plan, out, pool.run, beside=[first_order])
+                chosen, trials = halving.search(plan, out, pool.run, beside=[first_order])
                 folder.write_json(out / TUNING, trials)
             say(spectrum_report(out))
             with clock.part("comparison"):
-                rates |= {name: rates[method.lr_of] for name, method in plan.methods.items() if method.lr_of}
+                chosen |= {name: chosen[method.lr_of] for name, method in plan.methods.items() if method.lr_of}
                 names = sorted(plan.methods, key=lambda name: -halving.cost_of(plan, name))
                 for name in names:
-                    halving.take_over(plan, name, rates[name], out)
-                jobs = [Job(plan.run_of(n, rates[n]), out / n, halving.cost_of(plan, n)) for n in names]
+                    halving.take_over(plan, name, chosen[name], out)
+                configs = [plan.run_of(n, chosen[n].lr, eps=chosen[n].eps) for n in names]
+                jobs = [Job(c, out / n, halving.cost_of(plan, n)) for n, c in zip(names, configs, strict=True)]
                 pool.run(jobs, "comparison")
         from kronzo.pretrain import report
 
@@ -174,11 +175,11 @@ def _open(config: Any, show: bool) -> Corpus:
         )
 
 
-def _write_reference(out: Path, plan: Plan, corpus: Corpus) -> None:
-    """Unigram and bigram cross-entropy on the very windows that the runs are evaluated on."""
+def reference_of(plan: Plan, corpus: Corpus) -> dict[str, float]:
+    """Unigram, bigram and uniform cross-entropy on the very windows that the comparison's runs are evaluated on."""
     tokens = plan.comparison.evaluation.tokens
     lines = reference_losses(corpus, windows=(plan.context, tokens))
-    folder.write_json(out / REFERENCE, lines | {"uniform": math.log(corpus.vocab_size), "validation_tokens": tokens})
+    return lines | {"uniform": math.log(corpus.vocab_size), "validation_tokens": tokens}
 
 
 class _Clock:

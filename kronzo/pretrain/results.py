@@ -163,7 +163,7 @@ def read(out: Path) -> Results:
     if not (out / PLAN).is_file():
         raise InputError(f"{out}: no {PLAN} there; give the --out folder of kronzo reproduce.")
     plan = _json(out / PLAN)
-    runs = {name: _run(out / about["folder"], name, about) for name, about in plan["runs"].items()}
+    runs = {name: read_run(out / about["folder"], name, about) for name, about in plan["runs"].items()}
     trials = _json(out / TUNING) if (out / TUNING).is_file() else []
     tuning = pd.DataFrame(trials, columns=list(_TRIED))
     return Results(
@@ -184,7 +184,8 @@ def _json(path: Path) -> Any:
         raise InputError(f"{path}: cannot be read ({error}); run kronzo reproduce with --fresh.") from error
 
 
-def _run(path: Path, name: str, about: dict[str, Any]) -> RunResult:
+def read_run(path: Path, name: str, about: dict[str, Any]) -> RunResult:
+    """Read a run folder, finished or not; `about` holds its "label" and "budget"."""
     label = about["label"] if about["label"] != name else label_of(name, about["budget"])
     if not (path / folder.CONFIG).is_file():
         return RunResult(name, label, about["budget"], "missing", None, {}, _frame([], _LOGGED))

@@ -8,7 +8,7 @@ import pytest
 from kronzo.errors import InputError
 from kronzo.pretrain import halving, tables
 from kronzo.pretrain.loop import Result
-from kronzo.pretrain.plan import PRESETS, Plan, as_tables, plan_of, read_plan
+from kronzo.pretrain.plan import PRESETS, Choice, Plan, as_tables, plan_of, read_plan
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -88,7 +88,7 @@ def _search(plan: Plan, loss_of: dict[float, float]) -> tuple[float, list[int]]:
     plan = replace(plan, methods={"mezo": replace(plan.methods["mezo"], lr=tuple(loss_of))})
     rates, trials = halving.search(plan, Path("out"), run)
     assert sum(rungs) == len(trials)
-    return rates["mezo"], rungs
+    return rates["mezo"].lr, rungs
 
 
 def test_halving_keeps_the_best_and_never_a_diverged_one() -> None:
@@ -105,14 +105,14 @@ def test_flat_tables_name_what_differs() -> None:
 def test_the_trial_with_the_whole_budget_is_the_run(tmp_path: Path) -> None:
     plan = read_plan("test", ["tuning.fractions=[0.5, 1.0]"])
     assert plan.run_of("mezo", 1e-3, 1.0) == plan.run_of("mezo", 1e-3)
-    trial = halving.folder_of(tmp_path, "mezo", 1, 1e-3)
+    trial = halving.folder_of(tmp_path, "mezo", 1, Choice(1e-3))
     trial.mkdir(parents=True)
     (trial / "result.json").write_text("{}")
-    halving.take_over(plan, "mezo", 1e-2, tmp_path)
+    halving.take_over(plan, "mezo", Choice(1e-2), tmp_path)
     assert not (tmp_path / "mezo").exists(), "no trial at this rate"
-    halving.take_over(plan, "mezo", 1e-3, tmp_path)
+    halving.take_over(plan, "mezo", Choice(1e-3), tmp_path)
     assert (tmp_path / "mezo" / "result.json").exists() and trial.exists()
     short = read_plan("test", ["tuning.fractions=[0.5, 0.9]"])
-    halving.folder_of(tmp_path, "lozo", 1, 1e-3).mkdir(parents=True)
-    halving.take_over(short, "lozo", 1e-3, tmp_path)
+    halving.folder_of(tmp_path, "lozo", 1, Choice(1e-3)).mkdir(parents=True)
+    halving.take_over(short, "lozo", Choice(1e-3), tmp_path)
     assert not (tmp_path / "lozo").exists(), "a shorter trial is not the run"
