@@ -109,6 +109,35 @@ def list_runs(
     typer.echo(table.to_json(orient="records") if as_json else runs.as_text(table))
 
 
+@app.command("spectra")
+def spectra_of(
+    source: Annotated[Path, typer.Argument(help="Run, checkpoint, checkpoints folder or Hugging Face folder.")],
+    data: Annotated[str | None, typer.Option(help="Corpus; by default the run's own.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="With --data; by default the run's own.")] = None,
+    batches: Annotated[int, typer.Option(help="An even number of batches; their halves give the noise null.")] = 8,
+    batch_size: Annotated[int, typer.Option(help="Sequences in a batch.")] = 8,
+    context: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the batches.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Spectra store to write.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the gradient spectra of a model one already has, signal against noise."""
+    from kronzo.pretrain.snapshots import snapshots
+    from spectra.report import render
+
+    run = snapshots(
+        source,
+        data=data,
+        tokenizer=tokenizer,
+        batches=batches,
+        batch_size=batch_size,
+        context=context,
+        seed=seed,
+        out=out,
+    )
+    typer.echo(render(run, "json" if as_json else "table"), nl=False)
+
+
 def _refuse_namesake() -> None:
     """Exit when `import spectra` would find the colour package of the same name; nothing is imported for it."""
     spec = find_spec("spectra")
@@ -126,9 +155,11 @@ def _refuse_namesake() -> None:
 def main() -> None:
     """Run the command; what a user can cause is one sentence and exit code 2."""
     _refuse_namesake()
+    from spectra.errors import InputError as SpectraInputError
+
     try:
         app()
-    except InputError as error:
+    except (InputError, SpectraInputError) as error:
         typer.echo(f"kronzo: {error}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
