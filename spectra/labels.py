@@ -47,6 +47,9 @@ DEFAULT = (
 )
 """Metrics of a report when none is named."""
 
+WITH_NULL = (*DEFAULT, "weyl_rank", "signal_energy")
+"""The same for a run that was recorded with its split-half null."""
+
 
 def known_metrics(metric: str | Sequence[str] | None, default: Iterable[str] = DEFAULT) -> list[str]:
     """Return the metrics meant by one name, several or none.

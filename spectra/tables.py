@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from spectra.errors import InputError, nearest
-from spectra.labels import known_metrics
+from spectra.labels import DEFAULT, WITH_NULL, known_metrics
 from spectra.layers import KINDS
 from spectra.run import Run
 from spectra.schema import RANKS
@@ -49,6 +49,11 @@ def select(run: Run, layer: str | None = None, step: int | None = None, parts: b
     return frame
 
 
+def default_metrics(run: Run) -> tuple[str, ...]:
+    """Return the metrics of a report of this run when none is named."""
+    return WITH_NULL if run.frame["weyl_rank"].notna().any() else DEFAULT
+
+
 def table(
     run: Run,
     layer: str | None = None,
@@ -62,7 +67,7 @@ def table(
         run: what to report.
         layer: glob over layer names; all whole layers by default, q, k, v of fused ones when it asks for them ("*[q]").
         step: one captured step instead of first and last.
-        metric: which metrics; `spectra.labels.DEFAULT` by default.
+        metric: which metrics; `default_metrics` by default.
         sort: one of the shown metrics; greatest at the last stage first.
 
     Returns:
@@ -73,7 +78,7 @@ def table(
     Raises:
         InputError: nothing captured; unknown layer, step, metric or sort.
     """
-    names = known_metrics(metric)
+    names = known_metrics(metric, default_metrics(run))
     frame = select(run, layer, step, parts="[" in (layer or ""))
     steps = sorted(frame["step"].unique().tolist())
     shown = steps if len(steps) == 1 else [steps[0], steps[-1]]
@@ -135,7 +140,7 @@ def kinds(
         InputError: as for `table`.
     """
     names = []
-    for name in known_metrics(metric):
+    for name in known_metrics(metric, default_metrics(run)):
         names += [name, f"noise_{name}", f"chance_{name}"] if name in RANKS else [name]
     frame = select(run, layer, step)
     long = frame.melt(["kind", "step", "layer"], names, "metric", "value")

@@ -11,7 +11,7 @@ import pandas as pd
 from spectra.labels import LABELS, known_metrics
 from spectra.run import Run
 from spectra.schema import RANKS
-from spectra.tables import kinds, stages, table
+from spectra.tables import default_metrics, kinds, stages, table
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -29,9 +29,9 @@ def number(value: float) -> str:
 
 
 def spark(values: Sequence[float], width: int = 7) -> str:
-    """Return a line of block characters that shows how a series went, from its least to its greatest value."""
+    """Return block characters that show how a series went, from its least to its greatest value; "" for one value."""
     series = np.asarray([value for value in values if np.isfinite(value)], dtype=float)
-    if series.size == 0:
+    if series.size < 2:
         return ""
     picked = series[np.round(np.linspace(0, series.size - 1, min(width, series.size))).astype(int)]
     span = np.ptp(picked)
@@ -60,14 +60,14 @@ def text(
         run: what to report.
         layer: glob over layer names.
         step: one captured step only.
-        metric: which metrics; `spectra.labels.DEFAULT` by default.
+        metric: which metrics; `spectra.tables.default_metrics` by default.
         sort: a shown metric to order the layers by.
         width: characters a line may have, at least 60.
 
     Raises:
         InputError: as for `spectra.tables.table`.
     """
-    names = known_metrics(metric)
+    names = known_metrics(metric, default_metrics(run))
     layers = table(run, layer, step, metric, sort)
     lines = [*_header(run, width), ""]
     if "[" not in (layer or ""):
@@ -86,7 +86,8 @@ def _header(run: Run, width: int) -> list[str]:
     tokens = f", gradients of {int(counted.iloc[-1])} tokens" if len(counted) else ""
     captures = f"{len(steps)} capture{'s' if len(steps) > 1 else ''}"
     first = f"Gradient spectra of {run.manifest.get('model', 'a model')}: {whole} layers, {captures}, "
-    return textwrap.wrap(f"{first}steps {steps[0]} to {steps[-1]}{tokens}.", width)
+    span = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+    return textwrap.wrap(f"{first}{span}{tokens}.", width)
 
 
 def _kind_blocks(run: Run, layer: str | None, step: int | None, names: list[str], width: int) -> list[str]:
@@ -99,7 +100,9 @@ def _kind_blocks(run: Run, layer: str | None, step: int | None, names: list[str]
         series = {str(name): part.set_index("step") for name, part in block.groupby("metric", sort=False)}
         count = int(block["layers"].max())
         title = f"{kind} ({count})"
-        lines.append(f"{title:<17}" + "".join(f"{f'step {at}':>{column}}" for at in shown) + " trend")
+        lines.append(
+            f"{title:<17}" + "".join(f"{f'step {at}':>{column}}" for at in shown) + (" trend" if len(shown) > 1 else "")
+        )
         for name in names:
             lines += _kind_rows(name, series, shown, count, column)
         lines.append("")
@@ -113,7 +116,9 @@ def _kind_rows(name: str, series: dict[str, pd.DataFrame], shown: list[int], cou
     ranges = own.div(10.0**power).apply(lambda row: _range(row["mean"], row["min"], row["max"], count), axis=1)
     cells = [str(ranges.get(at, "-")) for at in shown]
     rows = [
-        f" {label:<16}" + "".join(f" {cell:>{column - 1}}" for cell in cells) + f" {spark(own['mean'].tolist(), 6)}"
+        f" {label:<16}"
+        + "".join(f" {cell:>{column - 1}}" for cell in cells)
+        + f" {spark(own['mean'].tolist(), 6)}".rstrip()
     ]
     if name in RANKS:
         noise, chance = series[f"noise_{name}"]["mean"], series[f"chance_{name}"]["mean"]

@@ -65,7 +65,7 @@ def test_the_text_fits_80_columns_and_names_every_layer(run):
         assert f"\n{layer} " in text
     assert "noise, chance" in text and "gradients of 96 tokens" in text.replace("\n", " ")
     wide = report.text(run, metric=list(spectra.labels.LABELS))
-    assert max(map(len, wide.splitlines())) <= 80
+    assert max(map(len, wide.splitlines())) <= 80 and "signal" in text
 
 
 def test_layers_steps_metrics_and_order_can_be_chosen(run):
@@ -117,7 +117,7 @@ def test_what_cannot_be_shown_is_refused(run):
     with pytest.raises(InputError, match="captured steps: 0, 2, 4, 6"):
         report.table(run, step=3)
     with pytest.raises(InputError, match="not shown"):
-        report.table(run, sort="weyl_rank")
+        report.table(run, sort="edge_rank")
     with pytest.raises(InputError, match="no spectra yet"):
         report.table(spectra.Run([], {}))
 
