@@ -106,23 +106,8 @@ def compact(folder: Folder) -> None:
     typer.echo(f"{merge(folder)} parts merged")
 
 
-def _refuse_namesake() -> None:
-    """Exit when `import spectra` finds the colour package of the same name instead of this one."""
-    import spectra
-
-    if "GradientRecorder" not in getattr(spectra, "__all__", ()):
-        where = getattr(spectra, "__file__", "another package")
-        typer.echo(
-            f"spectra: `import spectra` finds {where}, the colour package; one environment has room for one; "
-            "uninstall it and install kronzo again",
-            err=True,
-        )
-        sys.exit(2)
-
-
 def main() -> None:
     """Run the command; what a user can cause is one sentence and exit code 2."""
-    _refuse_namesake()
     from spectra.errors import InputError
 
     try:

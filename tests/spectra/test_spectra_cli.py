@@ -80,13 +80,3 @@ def test_bad_input_is_one_sentence_and_exit_code_2(store, words, expected, monke
     printed = capsys.readouterr()
     assert stopped.value.code == 2 and printed.out == ""
     assert printed.err.startswith("spectra: ") and expected in printed.err and printed.err.count("\n") == 1
-
-
-def test_the_colour_package_of_the_same_name_is_refused(monkeypatch, capsys):
-    class Colours:
-        __file__ = "site-packages/spectra/__init__.py"
-
-    monkeypatch.setitem(sys.modules, "spectra", Colours())
-    with pytest.raises(SystemExit) as stopped:
-        cli._refuse_namesake()
-    assert stopped.value.code == 2 and "colour package" in capsys.readouterr().err
