@@ -84,6 +84,39 @@ def pretrain(
 
 
 @app.command()
+def compare(
+    grid: Annotated[Path, typer.Argument(help="TOML: seeds, comparison, tuning, methods.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write; by default runs/compare-NAME.")] = None,
+    shard: Annotated[str, typer.Option(help="i/n: the i-th of n parts of the rows; jobs may share --out.")] = "1/1",
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default one a core.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change the grid, e.g. seeds=[0,1]; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Compare methods x settings x seeds at equal budget, every row tuned alike; the same command goes on."""
+    from kronzo.pretrain import comparison
+    from kronzo.pretrain.compare import compare as run_grid
+    from kronzo.pretrain.grid import read_grid, shard_of
+
+    part, folder = shard_of(shard), out or Path("runs") / f"compare-{grid.stem}"
+    table = run_grid(read_grid(grid, set_ or ()), folder, shard=part, workers=workers, progress=not quiet)
+    typer.echo(comparison.as_json(table) if as_json else comparison.as_text(table))
+    if not as_json:
+        typer.echo(f"Table: {folder / comparison.TABLE}")
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Say what is here: versions, devices, extras, cached corpora, local data."""
+    from kronzo.pretrain import doctor as examination
+
+    found = examination.examine()
+    typer.echo(examination.as_json(found) if as_json else examination.as_text(found))
+
+
+@app.command()
 def sample(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     prompt: Annotated[str, typer.Argument(help="Text to continue.")] = "",
@@ -138,23 +171,31 @@ def spectra_of(
     typer.echo(render(run, "json" if as_json else "table"), nl=False)
 
 
-def _refuse_namesake() -> None:
+def _refuse_namesake(command: str) -> None:
     """Exit when `import spectra` would find the colour package of the same name; nothing is imported for it."""
     spec = find_spec("spectra")
     home = Path(spec.origin).parent if spec is not None and spec.origin else None
     if home is None or not (home / "hooks.py").is_file():
         found = "no package" if home is None else f"{home}, the colour package"
         typer.echo(
-            f"kronzo: `import spectra` finds {found}; kronzo brings a spectra of its own; "
+            f"{command}: `import spectra` finds {found}; kronzo brings a spectra of its own; "
             "uninstall the other and install kronzo again",
             err=True,
         )
         sys.exit(2)
 
 
+def spectra_main() -> None:
+    """The command `spectra`, entered here: where the other package took its place, `spectra.cli` could not say so."""
+    _refuse_namesake("spectra")
+    from spectra.cli import main as run
+
+    run()
+
+
 def main() -> None:
     """Run the command; what a user can cause is one sentence and exit code 2."""
-    _refuse_namesake()
+    _refuse_namesake("kronzo")
     from spectra.errors import InputError as SpectraInputError
 
     try:
