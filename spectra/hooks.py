@@ -91,6 +91,8 @@ class GradientRecorder:
         self._parts: list[Part] = []
         self._handles: list[Any] = []
         self._live = False
+        self.error: Exception | None = None
+        """What ended the recording early, for a loop that would rather stop than go on without."""
         self._meter = Meter()
 
     @property
@@ -235,6 +237,7 @@ class GradientRecorder:
         except InputError:
             raise
         except Exception as error:
+            self.error = error
             warnings.warn(f"spectra stopped recording at step {step}: {type(error).__name__}: {error}", stacklevel=4)
             self.close()
 

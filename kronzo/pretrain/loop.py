@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,7 @@ class _Trainer:
             )
         )
         self.counters = Counters()
+        self.recorder: Any = None
 
     def manifest(self) -> dict[str, Any]:
         """Return what the run's numbers depend on beside the config."""
@@ -154,6 +155,7 @@ class _Trainer:
     ) -> Result:
         """Run to the end of the budget, or until stopped or interrupted."""
         metrics_bytes = self._restore()
+        self.recorder = self._recorder() if self.config.spectra.enabled else None
         now = self.counters
         evaluations = _points(self.steps, self.config.evaluation.points)
         saves = _points(self.steps, self.config.checkpoint.points + 1) | {self.steps}
@@ -161,7 +163,7 @@ class _Trainer:
         title = f"{self.config.optimizer.method} {self.run.name}"
         with (
             MetricsWriter(self.run / METRICS, metrics_bytes) as metrics,
-            self._recorder(),
+            self.recorder or nullcontext(),
             Reporter(title, self.steps, now.step, show=self.show) as report,
         ):
             if now.step == 0 and 0 in evaluations:
@@ -233,12 +235,10 @@ class _Trainer:
             now.best_val_loss, now.best_step = now.val_loss, now.step
         return {"val_loss": now.val_loss}
 
-    def _recorder(self) -> AbstractContextManager[Any]:
-        wanted = self.config.spectra
-        if not wanted.enabled:
-            return nullcontext()
+    def _recorder(self) -> Any:
         import spectra
 
+        wanted = self.config.spectra
         captures = {int(stage * self.steps) for stage in wanted.stages}
         captures |= set(range(0, self.steps, wanted.every)) if wanted.every else set()
         return spectra.GradientRecorder(
@@ -251,6 +251,9 @@ class _Trainer:
         )
 
     def _save(self, metrics: MetricsWriter) -> None:
+        """Save a checkpoint; not past a capture that the disk had no room for, so that going on takes it again."""
+        if self.recorder is not None and isinstance(self.recorder.error, OSError):
+            raise self.recorder.error
         meta = asdict(self.counters) | {"metrics_bytes": metrics.sync()}
         state = {
             "optimizer": self.optimizer.state_dict(),

@@ -17,12 +17,12 @@ from typing import Any
 
 from kronzo.errors import InputError
 from kronzo.pretrain import folder, halving, tables
-from kronzo.pretrain.data import Corpus, open_corpus
+from kronzo.pretrain.data import Corpus
 from kronzo.pretrain.ngram import reference_losses
 from kronzo.pretrain.plan import Plan, as_tables
 from kronzo.pretrain.pool import Job, Pool
 from kronzo.pretrain.progress import Reporter
-from kronzo.pretrain.resolve import shape_of
+from kronzo.pretrain.resolve import corpus_of, shape_of
 from kronzo.pretrain.results import FO, PLAN, REFERENCE, RUN, TUNING
 
 REPORT = "report.html"
@@ -68,7 +68,7 @@ def reproduce(
         with Pool(plan.threads, workers=workers, show=progress) as pool:
             with clock.part("corpus"):
                 for config in (plan.fo, plan.comparison):
-                    corpus = _open(config, progress)
+                    corpus = corpus_of(config.data, show=progress)
                 folder.write_json(out / REFERENCE, reference_of(plan, corpus))
             with clock.part("spectra and tuning"):
                 first_order = Job(plan.fo, out / FO, _cost_of_fo(plan))
@@ -161,18 +161,6 @@ def _stored(out: Path) -> Mapping[str, Any] | None:
         raise InputError(
             f"{out / PLAN}: cannot be read ({error}); give another --out, or remove the folder."
         ) from error
-
-
-def _open(config: Any, show: bool) -> Corpus:
-    """Open a corpus with a bar while it is built."""
-    with Reporter(f"corpus {config.data.source}", 1000, show=show) as report:
-        return open_corpus(
-            config.data.source,
-            config.data.tokenizer,
-            val_fraction=config.data.val_fraction,
-            max_documents=config.data.max_documents,
-            progress=lambda what, done, total: report.update(round(1000 * done / max(1, total)), what),
-        )
 
 
 def reference_of(plan: Plan, corpus: Corpus) -> dict[str, float]:

@@ -25,6 +25,7 @@ from kronzo.pretrain.gpt2 import GPT2
 from kronzo.pretrain.log import read_metrics
 from kronzo.pretrain.loop import pretrain
 from kronzo.pretrain.resolve import resolve, shape_of
+from spectra.store import Store
 
 # Every method, once with what makes resuming hard: dropout, accumulation, momentum, refreshes, windows, slices.
 RECIPES = {
@@ -401,3 +402,23 @@ def test_the_learning_rate_of_the_schedule_reaches_zeroth_order_too(tmp_path: Pa
     pretrain(config, tmp_path, progress=False)
     factor = optimizers.lr_factor(config.optimizer, STEPS)
     assert list(read_metrics(tmp_path)["lr"][1:]) == pytest.approx([0.01 * factor(s) for s in range(STEPS)])
+
+
+@pytest.mark.filterwarnings("ignore:spectra")
+def test_a_disk_that_fills_inside_a_capture_costs_no_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ["spectra.enabled=true", "spectra.every=2", "checkpoint.points=6"]
+    pretrain(small_config(*settings), tmp_path / "whole", progress=False)
+    append = Store.append
+
+    def full(store: Store, step: int, *rest: object) -> object:
+        if step == 6:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return append(store, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "append", full)
+        with pytest.raises(InputError, match="make room and run the same command"):
+            pretrain(small_config(*settings), tmp_path / "run", progress=False)
+    pretrain(small_config(*settings), tmp_path / "run", progress=False)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert_same_spectra(tmp_path / "whole", tmp_path / "run")
