@@ -10,7 +10,7 @@ from itertools import count
 
 import torch
 
-from kronzo.errors import InputError
+from kronzo.errors import Collapse
 from kronzo.rules import Outcome
 from kronzo.spaces.base import Space
 from kronzo.spaces.kronecker import KroneckerSpace, best_pair
@@ -63,27 +63,24 @@ def report_of(step: int, outcome: Outcome, current: OpenStep) -> StepReport:
     )
 
 
-def lowest_loss(lowest: float, step: int, outcome: Outcome, current: OpenStep) -> float:
-    """The lowest loss seen so far; in the first steps it is also what the probes are compared with.
+def refuse_collapse(step: int, outcome: Outcome, current: OpenStep) -> None:
+    """Abort a run whose first steps measure losses far above the loss they should be near.
+
+    The typical probe is compared with the loss at theta, or under two-sided averaging with the lowest probe.
 
     Raises:
-        InputError: the typical probe of one of the first 10 steps lies far above it, by 5 times its size or 5: the
-            model does not survive such steps.
+        Collapse: in one of the first 10 steps it is higher by 5 times the size of that loss, or by 5.
     """
-    probes = sorted(v for v in (row[0] for row in current.rows) if math.isfinite(v))
-    seen = [v for row in current.rows for v in row[:2] if math.isfinite(v)]
-    if current.rule.whole_step and math.isfinite(outcome.loss):
-        seen.append(outcome.loss)
-    lowest = min([lowest, *seen])
-    if not probes or step >= EARLY_STEPS:
-        return lowest
-    typical = probes[len(probes) // 2]
-    if typical - lowest > _FAR * max(1.0, abs(lowest)):
-        raise InputError(
-            f"collapse in step {step}: the loss of the probes is {current.sign * typical:.4g}, it has been "
-            f"{current.sign * lowest:.4g}; lower eps={current.eps:g} or the lr, the weights are as before this step."
+    probes = sorted(v for row in current.rows for v in row[: 1 if current.rule.one_sided else 2] if math.isfinite(v))
+    if step >= EARLY_STEPS or not probes or not math.isfinite(outcome.loss):
+        return
+    measured = current.rule.whole_step or current.rule.one_sided
+    loss, typical = (outcome.loss if measured else probes[0]), probes[len(probes) // 2]
+    if typical - loss > _FAR * max(1.0, abs(loss)):
+        raise Collapse(
+            f"collapse in step {step}: the loss of the probes is {current.sign * typical:.4g} against "
+            f"{current.sign * loss:.4g}; lower eps={current.eps:g}, the weights are as before this step."
         )
-    return lowest
 
 
 def warn_once(said: set[str], report: StepReport, current: OpenStep) -> None:

@@ -8,3 +8,7 @@ class InputError(ValueError):
 
     The command line prints the message and exits with code 2; nothing is lost.
     """
+
+
+class Collapse(InputError):
+    """A zeroth-order run whose probes destroy the model in its first steps: eps is too large for it."""

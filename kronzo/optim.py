@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kronzo import state as entries_of_state
-from kronzo.advice import StepReport, lowest_loss, report_of, warn_of_shapes, warn_once
+from kronzo.advice import StepReport, refuse_collapse, report_of, warn_of_shapes, warn_once
 from kronzo.errors import InputError
 from kronzo.layout import Entry, entries_of, name_of, searched
 from kronzo.noise import Law, Noise, Source
@@ -93,7 +93,6 @@ class ZeroOrder(torch.optim.Optimizer):
         self._open: OpenStep | None = None
         self._modules: list[nn.Module] = []
         self._warned: set[str] = set()
-        self._lowest = math.inf
         self.last: StepReport | None = None
         defaults: dict[str, Any] = {"lr": lr, "eps": eps, "scale": 1.0, "weight_decay": weight_decay}
         defaults |= {"seed": seed, "step": 0, "window": [math.inf] * window}
@@ -155,7 +154,7 @@ class ZeroOrder(torch.optim.Optimizer):
         return super().state_dict()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {key: self.__dict__[key] for key in ("family", "settings", "last", "_modules", "_warned", "_lowest")}
+        kept = {key: self.__dict__[key] for key in ("family", "settings", "last", "_modules", "_warned")}
         return {**super().__getstate__(), **kept, "_search": None, "_open": None}
 
     def attach(self, model: nn.Module) -> ZeroOrder:
@@ -194,7 +193,7 @@ class ZeroOrder(torch.optim.Optimizer):
             current = self._open or self._begin()
             window = self.param_groups[0]["window"]
             outcome = current.conclude(window) if closure is None else current.run(closure, window)
-            self._lowest = lowest_loss(self._lowest, self.param_groups[0]["step"], outcome, current)
+            refuse_collapse(self.param_groups[0]["step"], outcome, current)
             outcome = self._within_format(current.search, outcome)
             if self.settings.momentum and outcome.accepted:
                 current.search.settle_with_momentum(self._applied(outcome.update), self.settings.momentum)

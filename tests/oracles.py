@@ -188,3 +188,23 @@ class NaiveZeroOrder:
     def _projected(self, m, j, kept):
         basis = span(self.z, self.seed, kept, j, tuple(m.shape), m.numel() + 2)
         return (basis.T @ (basis @ m.flatten())).view_as(m)
+
+
+def kron_sweep(weights, xs, bs, eps):
+    """The naive Kronecker sweep: every torch.kron written out."""
+    for w, x, b in zip(weights, xs, bs, strict=True):
+        w.add_(torch.kron(x, b), alpha=eps)
+
+
+def outer_sweep(weights, us, vs, eps):
+    """The naive low-rank sweep: every U V^T written out."""
+    for w, u, v in zip(weights, us, vs, strict=True):
+        w.add_(u @ v.T, alpha=eps)
+
+
+def noise_sweep(weights, eps, seed):
+    """The naive dense sweep: the whole z of the model drawn by numpy, then added."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    zs = [torch.from_numpy(rng.standard_normal(tuple(w.shape), dtype=np.float32)) for w in weights]
+    for w, z in zip(weights, zs, strict=True):
+        w.add_(z, alpha=eps)
