@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ import typer
 from kronzo import __version__
 from kronzo.errors import InputError
 from kronzo.pretrain import data_cli
+from kronzo.pretrain.doctor import find_spectra
 
 app = typer.Typer(
     name="kronzo",
@@ -173,10 +173,9 @@ def spectra_of(
 
 def _refuse_namesake(command: str) -> None:
     """Exit when `import spectra` would find the colour package of the same name; nothing is imported for it."""
-    spec = find_spec("spectra")
-    home = Path(spec.origin).parent if spec is not None and spec.origin else None
-    if home is None or not (home / "hooks.py").is_file():
-        found = "no package" if home is None else f"{home}, the colour package"
+    spectra = find_spectra()
+    if not spectra["ours"]:
+        found = f"{spectra['home']}, the colour package" if spectra["home"] else "no package"
         typer.echo(
             f"{command}: `import spectra` finds {found}; kronzo brings a spectra of its own; "
             "uninstall the other and install kronzo again",

@@ -93,8 +93,8 @@ class Plan:
     def run_of(self, name: str, lr: float, fraction: float = 1.0, *, eps: float | None = None) -> Config:
         """The run of one method at a learning rate and a fraction of its budget, at least one step."""
         method = self.methods[name]
-        tuned = {"lr": lr} if eps is None else {"lr": lr, "eps": eps}
-        base = replace(self.comparison, optimizer=replace(method.optimizer, **tuned))
+        eps = method.optimizer.eps if eps is None else eps
+        base = replace(self.comparison, optimizer=replace(method.optimizer, lr=lr, eps=eps))
         budget = base.budget
         if method.budget == "tokens":
             other = replace(self.comparison, optimizer=self.methods[method.tokens_of].optimizer)
