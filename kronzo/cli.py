@@ -107,6 +107,26 @@ def compare(
         typer.echo(f"Table: {folder / comparison.TABLE}")
 
 
+@app.command("lr-range")
+def lr_range(
+    source: Annotated[Path, typer.Argument(help="A TOML file, or a run folder: its newest weights are the start.")],
+    low: Annotated[float, typer.Option(help="Lowest lr.")] = 1e-6,
+    high: Annotated[float, typer.Option(help="Highest lr.")] = 1.0,
+    steps: Annotated[int, typer.Option(help="Steps, lr rising by equal factors.")] = 60,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, may be repeated.")] = None,
+    out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("lr-range.png"),
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Probe learning rates on one batch and suggest one."""
+    from kronzo.pretrain import lr_range as test
+
+    found = test.lr_range(
+        test.prepared(source, list(set_ or ())), low=low, high=high, num_steps=steps, progress=not quiet
+    )
+    test.draw(found, out)
+    typer.echo(f"{found}\nPicture: {out}")
+
+
 @app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Say what is here: versions, devices, extras, cached corpora, local data."""
