@@ -62,7 +62,7 @@ def torchzero_steps(model: GPT2, clock: Clock) -> dict[str, Callable[[], Any]]:
 
     out: dict[str, Callable[[], Any]] = {}
     for name, module in (("torchzero SPSA", tz.m.SPSA(h=1e-3)), ("torchzero MeZO", tz.m.MeZO(h=1e-3))):
-        opt = tz.Modular(model.parameters(), module, tz.m.LR(1e-7))
+        opt = tz.Optimizer(model.parameters(), module, tz.m.LR(1e-7))
 
         def step(opt: Any = opt) -> None:
             with torch.no_grad():
