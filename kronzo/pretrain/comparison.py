@@ -203,7 +203,7 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
                 "learned": learned(mean, reference["unigram"], reference["bigram"]),
                 "tokens": finished["tokens"].max() if len(finished) else math.nan,
                 "token_forwards": finished["token_forwards"].max() if len(finished) else math.nan,
-                "seconds_per_step": float((finished["seconds"] / finished["step"]).mean()),
+                "seconds_per_step": float((finished["seconds"] / finished["step"].astype("float64")).mean()),
                 "at_edge": _at_edge(frame.attrs["trials"], row, first),
             }
         )

@@ -90,8 +90,9 @@ def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "extras", "unknown: used from a folder; pip install -e . makes them known"
     yield "cache", cache["folder"] + ("" if cache["writable"] else " cannot be written; KRONZO_CACHE names another")
     for corpus in cache["corpora"]:
-        tokens = f"{count(corpus['train_tokens'])} + {count(corpus['val_tokens'])} tokens"
-        yield "", f"{corpus['source']}, tokenizer {corpus['tokenizer']}: {tokens}"
+        parts = [corpus["train_tokens"], corpus["val_tokens"]]
+        tokens = f": {' + '.join(map(count, parts))} tokens" if None not in parts else ""
+        yield "", f"{corpus['source']}, tokenizer {corpus['tokenizer']}{tokens}"
     if not cache["corpora"]:
         yield "", "no corpus yet; kronzo data build pydocs makes one"
     yield "data", f"KRONZO_DATA {data['KRONZO_DATA'] or 'is not set; it names a folder of local data sets'}"
@@ -152,25 +153,23 @@ def _installed(package: str) -> str | None:
 def _cache(folder: Path) -> dict[str, Any]:
     manifests = sorted((folder / "corpora").glob(f"*/{MANIFEST}"))
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    corpora = [corpus for path in manifests if not path.parent.name.startswith(".") for corpus in _corpus(path)]
+    corpora = [_corpus(path) for path in manifests if not path.parent.name.startswith(".")]
     return {"folder": str(folder), "writable": os.access(nearest, os.W_OK), "corpora": corpora}
 
 
-def _corpus(path: Path) -> list[dict[str, Any]]:
+def _corpus(path: Path) -> dict[str, Any]:
     """What a manifest says of its corpus; one that cannot be read is said to be damaged."""
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        return [
-            {
-                "source": manifest["source"],
-                "tokenizer": manifest["tokenizer"]["name"],
-                "train_tokens": manifest["tokens"]["train"],
-                "val_tokens": manifest["tokens"]["val"],
-            }
-        ]
+        return {
+            "source": manifest["source"],
+            "tokenizer": manifest["tokenizer"]["name"],
+            "train_tokens": manifest["tokens"]["train"],
+            "val_tokens": manifest["tokens"]["val"],
+        }
     except (OSError, ValueError, KeyError, TypeError):
-        nan = float("nan")
-        return [{"source": f"{path.parent.name} (damaged)", "tokenizer": "?", "train_tokens": nan, "val_tokens": nan}]
+        damaged = f"{path.parent.name} (damaged)"
+        return {"source": damaged, "tokenizer": "unknown", "train_tokens": None, "val_tokens": None}
 
 
 def _data(given: str | None) -> dict[str, Any]:
