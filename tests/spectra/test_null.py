@@ -83,6 +83,12 @@ def test_cross_values_are_the_signal_without_bias():
     assert biased > 2
 
 
+def test_cross_values_are_what_their_definition_says():
+    a, b = halves(14, 9, 2, 5.0, torch.Generator().manual_seed(4))
+    u, _, vt = np.linalg.svd(a.numpy(), full_matrices=False)
+    np.testing.assert_allclose(null.cross_values(a, b, 4), np.diag(u.T @ b.numpy() @ vt.T)[:4], rtol=1e-6)
+
+
 def test_noise_scale_recovers_both_moments():
     rng = np.random.default_rng(0)
     truth, sigma = np.full(50, 0.3), 2.0

@@ -181,6 +181,17 @@ def test_a_full_disk_ends_the_recording_not_the_training(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("**/.*writing"))
 
 
+def test_a_part_appears_by_renaming_only(store, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    before = sorted(store.rglob("*.*"))
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        spectra.store._write_table(store, 8, 8, pq.read_table(store / "parts" / "part-000000002-000000002.parquet"))
+    assert sorted(store.rglob("*.*")) == before
+
+
 def test_unknown_steps_layers_and_quantities_help(store):
     run = spectra.open(store)
     with pytest.raises(InputError, match=r"did you mean 'wpe\.weight'"):
