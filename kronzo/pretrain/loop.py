@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from kronzo.errors import Collapse
 from kronzo.pretrain import checkpoint, folder, gpt2, optimizers, steps
 from kronzo.pretrain.config import Config
 from kronzo.pretrain.data import Corpus
@@ -171,7 +172,12 @@ class _Trainer:
                     {"step": 0, "tokens": 0, "token_forwards": 0, "forwards": 0, "seconds": 0.0} | self._evaluate()
                 )
             while now.step < self.steps and not now.diverged:
-                record = self._step()
+                try:
+                    record = self._step()
+                except Collapse as collapse:
+                    report.say(str(collapse))
+                    now.diverged, now.val_loss = True, math.nan
+                    break
                 if now.step in evaluations:
                     record |= self._evaluate()
                 metrics.write(record)
