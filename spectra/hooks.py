@@ -24,6 +24,7 @@ from spectra.run import Part, Run
 from spectra.schedule import Every, schedule
 from spectra.schema import Record, to_table
 from spectra.store import Store, open_run
+from spectra.wrappers import innermost, is_main_process
 
 
 class GradientRecorder:
@@ -74,7 +75,7 @@ class GradientRecorder:
         also: Sequence[str] = (),
     ) -> None:
         self._model = model
-        self._optimizer = _innermost(optimizer)
+        self._optimizer = innermost(optimizer)
         self._due = schedule(every)
         self._layers = layers
         self._folder = None if store is None else Path(store)
@@ -118,7 +119,7 @@ class GradientRecorder:
         """
         if self._live:
             raise InputError("the recorder is already started; one start is enough; use it as a context manager")
-        if self._folder is not None and _is_main_process():
+        if self._folder is not None and is_main_process():
             self._store = Store(self._folder, self._next_step, self._manifest())
         if self._optimizer is not None:
             self._handles.append(self._optimizer.register_step_pre_hook(self._before_step))
@@ -165,7 +166,7 @@ class GradientRecorder:
             tokens: tokens (or examples) in this micro-batch.
         """
         self._micro.add(tokens or 0)
-        if self._live and self._due(self._next_step) and _is_main_process():
+        if self._live and self._due(self._next_step) and is_main_process():
             self._micro.observe(self._gradients())
 
     @torch.compiler.disable
@@ -218,7 +219,7 @@ class GradientRecorder:
         self._pending = []
 
     def _capture(self, step: int, scale: float) -> None:
-        if not (self._live and self._due(step) and _is_main_process()):
+        if not (self._live and self._due(step) and is_main_process()):
             return
         with self._guarded(step):
             records = self._records(step, scale)
@@ -303,18 +304,3 @@ class GradientRecorder:
 
     def _manifest(self) -> dict[str, Any]:
         return describe(self._model, self._inventory, self._settings)
-
-
-def _innermost(optimizer: Optimizer | None) -> Optimizer | None:
-    """Return the torch optimizer inside the wrappers of accelerate and others."""
-    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = optimizer.optimizer  # type: ignore[union-attr]
-    if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise InputError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer or None is needed")
-    return optimizer
-
-
-def _is_main_process() -> bool:
-    """Return whether this process records: rank 0; the others hold the same reduced gradients."""
-    distributed = torch.distributed
-    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spectra.errors import InputError, nearest
+from spectra.wrappers import unwrap
 
 KINDS = ("embedding", "attention", "mlp", "other")
 
@@ -67,14 +68,6 @@ class Layer:
         rows, columns = matrix.shape
         if _FUSED_QKV.search(self.name) and rows == 3 * columns:
             yield from zip("qkv", matrix.split(columns), strict=True)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside torch.compile, DistributedDataParallel and DataParallel."""
-    inner = getattr(model, "_orig_mod", None)
-    if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-        inner = model.module
-    return model if not isinstance(inner, nn.Module) else unwrap(inner)
 
 
 def kind_of(name: str, owner: nn.Module) -> str:

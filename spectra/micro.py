@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spectra.errors import InputError
 from spectra.layers import Layer
+from spectra.wrappers import in_process_group
 
 Gradients = Sequence[tuple[Layer, Tensor]]
 
@@ -39,7 +40,7 @@ class MicroBatches:
             raise InputError(
                 f"split_half={split_half}; it is the even number of micro-batches of a step; pass 2, 4, ..."
             )
-        if split_half is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        if split_half is not None and in_process_group():
             raise InputError(
                 "split_half in a process group, where halves are local and sums global; use spectra.snapshot"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -63,3 +64,31 @@ def train(
         model.loss(batch(step)).backward()
         after_backward()
         optimizer.step()
+
+
+def reference(gradient):
+    return np.linalg.svd(gradient.detach().flatten(1).double().numpy(), compute_uv=False)
+
+
+def assert_captured(run, step, named_gradients):
+    for name, gradient in named_gradients:
+        np.testing.assert_allclose(
+            run.values(step, name),
+            reference(gradient),
+            rtol=2e-6,
+            atol=1e-6 * float(gradient.abs().max()),
+            err_msg=name,
+        )
+
+
+def matrices(model, x):
+    """Gradients from scratch, by autograd.grad."""
+    named = [(name, p) for name, p in model.named_parameters() if p.ndim > 1 and p.requires_grad]
+    return list(
+        zip([name for name, _ in named], torch.autograd.grad(model.loss(x), [p for _, p in named]), strict=True)
+    )
+
+
+def make(tied=True):
+    model = TinyLM(tied=tied)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
