@@ -425,7 +425,7 @@ def test_a_disk_that_fills_inside_a_capture_costs_no_capture(tmp_path: Path, mon
 
 
 def test_a_run_that_collapses_has_diverged_and_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    config = small_config("optimizer.method=kronzo", "optimizer.eps=30.0")
+    config = small_config("optimizer.method=kronzo", "optimizer.rule=directional", "optimizer.eps=10.0")
     result = pretrain(config, tmp_path / "run", progress=False)
     assert result.diverged and result.finished and np.isnan(result.val_loss) and result.steps < STEPS
     assert "collapse in step 0" in capsys.readouterr().err
