@@ -500,3 +500,15 @@ def test_a_compiled_model_gives_the_coefficients_of_an_eager_one():
         a.step(lambda: compiled(x).square().mean())
         b.step(loss_of(twin, x))
         assert a.last.coefficients == pytest.approx(b.last.coefficients, abs=1e-7)
+
+
+def test_layers_of_one_shape_are_uncorrelated(case):
+    """<Z, Z'> has variance mn for independent directions of any space at unit scale."""
+    params = [nn.Parameter(torch.zeros(24, 30)) for _ in range(6)]
+    opt = case.build(params, lr=0.0)
+    opt.step(lambda: 1.0)
+    zs = torch.stack([opt.direction(p, i).flatten() for p in params for i in range(opt.settings.directions)])
+    correlation = torch.corrcoef(zs) - torch.eye(len(zs))
+    other = torch.arange(len(zs)) // opt.settings.directions
+    between = correlation[other[:, None] != other[None, :]]
+    assert between.abs().max() < 6 / 720**0.5 and between.square().mean().sqrt() < 1.5 / 720**0.5

@@ -7,6 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import kronzo
 from kronzo import layout
@@ -160,3 +162,41 @@ def test_the_users_numpy_and_python_streams_move_as_by_one_call():
         states.append((random.random(), float(np.random.standard_normal()), torch.rand(()).item()))
     assert states[0] == states[1]
     assert len(set(values)) == 1
+
+
+class LargestNew(TorchDispatchMode):
+    """Remembers the largest memory that an operation allocated."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {
+            t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs or {})) if isinstance(t, torch.Tensor)
+        }
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in given:
+                self.num_bytes = max(self.num_bytes, t.untyped_storage().nbytes())
+        return out
+
+
+@pytest.mark.parametrize("rule", ["average", "directional"])
+@pytest.mark.parametrize("method", [kronzo.KronZO, kronzo.LOZO, kronzo.SubZero, kronzo.TeZO, kronzo.MeZO])
+def test_a_step_allocates_nothing_of_the_size_of_a_weight(method, rule):
+    w = nn.Parameter(torch.randn(512, 640))
+    for directions in (1, 9):
+        opt = method([w], rule=rule, directions=directions)
+        opt.step(lambda: w[0, 0].item())
+        with LargestNew() as seen:
+            opt.step(lambda: w[0, 0].item())
+        assert seen.num_bytes <= w.numel() * 4 / 100
+
+
+def test_snapshots_are_the_only_copy_of_a_weight():
+    w = nn.Parameter(torch.randn(512, 640))
+    opt = kronzo.KronZO([w], restore="snapshot")
+    with LargestNew() as seen:
+        opt.step(lambda: w[0, 0].item())
+    assert seen.num_bytes == w.numel() * 4
