@@ -315,12 +315,12 @@ def test_shards_killed_at_work_and_run_again_give_the_same_table(tmp_path: Path)
     budget = {"comparison": BASE["comparison"] | {"budget": {"batch_size": 2, "token_forwards": 6_000}}}
     file.write_text(_toml(rows | budget), encoding="utf-8")
 
-    def words(folder: Path, shard: str) -> list[str]:
-        line = ["compare", str(file), "--out", str(folder), "--shard", shard, "--quiet"]
+    def words(folder: Path, shard: str, workers: int = 1) -> list[str]:
+        line = ["compare", str(file), "--out", str(folder), "--shard", shard, "--workers", str(workers), "--quiet"]
         return [sys.executable, "-m", "kronzo", *line]
 
     def killed_after(path: Path, folder: Path, shard: str) -> None:
-        running = subprocess.Popen(words(folder, shard), stdout=subprocess.DEVNULL, start_new_session=True)
+        running = subprocess.Popen(words(folder, shard, 2), stdout=subprocess.DEVNULL, start_new_session=True)
         end = time.monotonic() + 120
         while not (path.exists() and path.stat().st_size):
             assert running.poll() is None and time.monotonic() < end
