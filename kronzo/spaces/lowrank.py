@@ -68,8 +68,8 @@ class SubspaceSpace:
         return {key: _orthonormal(normals(k, shape)) for k, (key, shape) in enumerate(self.kept_shapes.items())}
 
     def add_rows_(self, out: Tensor, x: Tensor, kept: Kept, start: int) -> None:
-        """Out += alpha (U[rows] X) V^T."""
-        out.addmm_(kept["U"][start : start + out.shape[0]] @ x, kept["V"].T, alpha=self.alpha)
+        """Out += alpha U[rows] (X V^T): the product on the side of the columns, fewer than rows where it matters."""
+        out.addmm_(kept["U"][start : start + out.shape[0]], x @ kept["V"].T, alpha=self.alpha)
 
     def carry(self, momentum: Tensor, old: Kept, new: Kept) -> Tensor:
         """Projection on the new subspace: (U_new^T U_old) S (V_old^T V_new)."""
@@ -96,8 +96,8 @@ class DiagonalSpace:
         return {key: normals(k, shape) for k, (key, shape) in enumerate(self.kept_shapes.items())}
 
     def add_rows_(self, out: Tensor, x: Tensor, kept: Kept, start: int) -> None:
-        """Out += alpha (U[rows] * X) V^T."""
-        out.addmm_(kept["U"][start : start + out.shape[0]] * x, kept["V"].T, alpha=self.alpha)
+        """Out += alpha U[rows] (V * X)^T: the product on the side of the columns, fewer than rows where it matters."""
+        out.addmm_(kept["U"][start : start + out.shape[0]], (kept["V"] * x).T, alpha=self.alpha)
 
     def carry(self, momentum: Tensor, old: Kept, new: Kept) -> Tensor:
         """Least squares over diag(X): solve ((U^T U) * (V^T V)) x = ((U^T U_old) * (V^T V_old)) momentum."""

@@ -185,13 +185,13 @@ class LargestNew(TorchDispatchMode):
 @pytest.mark.parametrize("rule", ["average", "directional"])
 @pytest.mark.parametrize("method", [kronzo.KronZO, kronzo.LOZO, kronzo.SubZero, kronzo.TeZO, kronzo.MeZO])
 def test_a_step_allocates_nothing_of_the_size_of_a_weight(method, rule):
-    w = nn.Parameter(torch.randn(512, 640))
+    w = nn.Parameter(torch.randn(2048, 320))
     for directions in (1, 9):
         opt = method([w], rule=rule, directions=directions)
         opt.step(lambda: w[0, 0].item())
         with LargestNew() as seen:
             opt.step(lambda: w[0, 0].item())
-        assert seen.num_bytes <= w.numel() * 4 / 100
+        assert seen.num_bytes <= w.numel() * 4 / 12
 
 
 def test_snapshots_are_the_only_copy_of_a_weight():
