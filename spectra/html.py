@@ -22,6 +22,9 @@ from spectra.terminal import number
 MAX_LAYERS = 60
 """Layers with a plot of their own; of more, evenly spread ones are taken, and the page says so."""
 
+POINTS = 80
+"""Singular values drawn of each spectrum."""
+
 CSS = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; padding: 0 1rem 3rem; max-width: 76rem; color: #1a1a1a }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
@@ -135,7 +138,7 @@ def _spectra_figures(run: Run) -> list[str]:
         with style.journal():
             figure = Figure(figsize=(style.COLUMN, 2.5))
             axes = figure.subplots()
-            plots.draw_spectra(axes, run, kind)
+            plots.draw_spectra(axes, run, kind, points=POINTS)
             axes.legend(title="step", loc="lower left")
         drawn.append(svg(figure, f"spectra {kind}"))
     return drawn
@@ -179,7 +182,7 @@ def _layer_svg(run: Run, layer: str, steps: list[int]) -> str:
 
 def _lines(axes: mpl.axes.Axes, run: Run, layer: str, step: int, color: tuple[float, ...], halves: bool) -> None:
     values = run.values(step, layer)
-    kept = np.unique(np.geomspace(1, values.size, min(values.size, 100)).astype(int)) - 1
+    kept = plots.thinned(values.size, POINTS)
     kept = kept[values[kept] > plots.FLOOR * values.max(initial=0.0)]
     axes.plot(kept + 1, values[kept], color=color, label=str(step), gid=f"step-{step}")
     if halves:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from spectra import style
 from spectra.errors import InputError
@@ -68,8 +69,15 @@ def spectra(run: Run, steps: Sequence[int] | None = None, relative: bool = False
     return figure
 
 
-def draw_spectra(axes: Axes, run: Run, kind: str, steps: Sequence[int] | None = None, relative: bool = False) -> None:
-    """Add the singular values of every layer of a kind, a colour per step."""
+def draw_spectra(
+    axes: Axes,
+    run: Run,
+    kind: str,
+    steps: Sequence[int] | None = None,
+    relative: bool = False,
+    points: int | None = None,
+) -> None:
+    """Add the singular values of every layer of a kind, a colour per step; at most `points` of each when given."""
     frame = run.gradients()
     chosen = list(steps) if steps is not None else stages(sorted(frame["step"].unique().tolist()), 5)
     for step, color in zip(chosen, step_colors(len(chosen)), strict=True):
@@ -77,11 +85,20 @@ def draw_spectra(axes: Axes, run: Run, kind: str, steps: Sequence[int] | None = 
         for number, layer in enumerate(layers):
             values = run.values(step, layer)
             values = values / values[0] if relative and values.size and values[0] > 0 else values
+            kept = np.arange(values.size) if points is None else thinned(values.size, points)
             label = str(step) if number == 0 else None
-            axes.plot(np.arange(1, values.size + 1), values, color=color, label=label, alpha=0.75, linewidth=0.9)
+            axes.plot(kept + 1, values[kept], color=color, label=label, alpha=0.75, linewidth=0.9)
     title = "singular value / largest" if relative else "singular value of the gradient"
     axes.set(yscale="log", xlabel="index", ylabel=title, title=kind)
     _end_at_floor(axes)
+
+
+def thinned(size: int, points: int) -> NDArray[np.int64]:
+    """Return about `points` of the indices 0..size - 1, the first and the last ones dense, for a small picture."""
+    if size <= points:
+        return np.arange(size)
+    ends = np.geomspace(1, size / 2, points // 2).astype(int)
+    return np.unique(np.concatenate([ends - 1, size - ends]))
 
 
 def _end_at_floor(axes: Axes) -> None:

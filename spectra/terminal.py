@@ -23,7 +23,8 @@ def number(value: float) -> str:
     if value == round(value) and abs(value) < 1e5:
         return f"{value:.0f}"
     if 0.01 <= abs(value) < 1e5:
-        return f"{value:.{int(np.clip(2 - np.floor(np.log10(abs(value))), 0, 2))}f}"
+        rounded = abs(float(f"{value:.3g}"))
+        return f"{value:.{int(np.clip(2 - np.floor(np.log10(rounded)), 0, 2))}f}"
     mantissa, exponent = f"{value:.0e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 

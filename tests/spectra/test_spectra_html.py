@@ -8,7 +8,7 @@ import torch
 from spectra_models import CONTEXT, TinyLM, batch
 
 import spectra
-from spectra import html, report
+from spectra import html, plots, report
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,13 @@ def test_the_page_holds_the_numbers_of_the_report(page, run):
     for layer in frame["layer"]:
         assert f"<option>{layer}</option>" in page
     assert "Gaussian matrix" in page and "TinyLM" in page
+
+
+def test_spectra_are_thinned_at_both_ends():
+    kept = plots.thinned(768, 80)
+    assert kept[:5].tolist() == [0, 1, 2, 3, 4] and kept[-5:].tolist() == [763, 764, 765, 766, 767]
+    assert 50 < len(kept) <= 80 and (kept[1:] > kept[:-1]).all()
+    assert plots.thinned(7, 80).tolist() == list(range(7))
 
 
 def test_layer_names_cannot_break_out_of_the_page(run):
