@@ -1,9 +1,9 @@
 """Learning rates by successive halving: every method gets the same rule, never another method's rate.
 
-Each rung runs its trials for a fraction of the comparison's budget, on a learning-rate schedule of that length; the
-best share goes on to the next rung, and the best of the last rung is taken. Short runs favour large rates: zeroth-order
-noise adds up over the steps. With a last rung of the whole budget the choice is free of that, and its best trial is the
-method's run itself, not repeated.
+A trial is the method's whole run, stopped where its rung ends: learning-rate schedule and budget are those of the full
+length, and a trial that is kept goes on from there. Short trials with a schedule of their own would favour rates that
+are too large for the whole budget, because the noise of zeroth-order steps adds up. The best trial is the method's run;
+nothing is repeated.
 
 Source: Jamieson and Talwalkar 2016 (successive halving), with the budget in token_forwards.
 """
@@ -43,28 +43,27 @@ def tuned(plan: Plan) -> list[str]:
 
 def jobs_of_rung(plan: Plan, rung: int, left: dict[str, list[Choice]], out: Path) -> list[tuple[str, Choice, Job]]:
     """The trials of a rung as (method, choice, job); a method with a single choice left needs none."""
-    fraction = plan.tuning.fractions[rung]
-    jobs = []
-    for name, choices in left.items():
-        if len(choices) > 1:
-            for choice in choices:
-                config = plan.run_of(name, choice.lr, fraction, eps=choice.eps)
-                run = folder_of(out, name, rung, choice)
-                jobs.append((name, choice, Job(config, run, cost_of(plan, name, fraction))))
-    return jobs
+    end = plan.tuning.fractions[rung]
+    begin = plan.tuning.fractions[rung - 1] if rung else 0.0
+    return [
+        (name, choice, Job(plan.run_of(name, choice.lr, eps=choice.eps), run, cost_of(plan, name, end - begin), end))
+        for name, choices in left.items()
+        if len(choices) > 1
+        for choice in choices
+        for run in [folder_of(out, name, choice)]
+    ]
 
 
-def folder_of(out: Path, name: str, rung: int, choice: Choice) -> Path:
+def folder_of(out: Path, name: str, choice: Choice) -> Path:
     """The run folder of a trial."""
     eps = "" if choice.eps is None else f"-eps{choice.eps:g}"
-    return out / "tuning" / name / f"rung{rung}-lr{choice.lr:g}{eps}"
+    return out / "tuning" / name / f"lr{choice.lr:g}{eps}"
 
 
-def take_over(plan: Plan, name: str, choice: Choice, out: Path) -> None:
-    """Copy the trial that had the whole budget, if there is one, to where the method's run belongs."""
-    rung = len(plan.tuning.fractions) - 1
-    trial, run = folder_of(out, name, rung, choice), out / name
-    if plan.tuning.fractions[rung] == 1.0 and trial.exists() and not run.exists():
+def take_over(name: str, choice: Choice, out: Path) -> None:
+    """Copy the chosen trial, if there was one, to where the method's run belongs, which goes on from it."""
+    trial, run = folder_of(out, name, choice), out / name
+    if trial.exists() and not run.exists():
         beside = run.with_name(f".{name}.writing")
         shutil.rmtree(beside, ignore_errors=True)
         shutil.copytree(trial, beside)
@@ -72,7 +71,7 @@ def take_over(plan: Plan, name: str, choice: Choice, out: Path) -> None:
 
 
 def cost_of(plan: Plan, name: str, fraction: float = 1.0) -> float:
-    """Token_forwards of a run of this method."""
+    """Token_forwards of a part of a method's run."""
     share = 1.5 if plan.methods[name].budget == "tokens" else 1.0
     return fraction * share * (plan.comparison.budget.token_forwards or 0)
 

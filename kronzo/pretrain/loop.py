@@ -89,8 +89,8 @@ def pretrain(
         config: the run.
         out: its folder, held by one process at a time.
         progress: show a bar (a plain line now and then when standard error is no terminal).
-        stop: asked after each step with the number of finished steps; True saves a checkpoint and returns.
-        watch: told after each step what fraction of the run is done.
+        stop: asked after each step, and before going on, with the number of finished steps; True saves and returns.
+        watch: told just before that what fraction of the run is done.
         fresh: remove the run in `out` first.
 
     Raises:
@@ -156,8 +156,11 @@ class _Trainer:
     ) -> Result:
         """Run to the end of the budget, or until stopped or interrupted."""
         metrics_bytes = self._restore()
-        self.recorder = self._recorder() if self.config.spectra.enabled else None
         now = self.counters
+        watch(now.step / self.steps)
+        if now.step and stop(now.step):
+            return self._finish()
+        self.recorder = self._recorder() if self.config.spectra.enabled else None
         evaluations = _points(self.steps, self.config.evaluation.points)
         saves = _points(self.steps, self.config.checkpoint.points + 1) | {self.steps}
         saved = time.monotonic()

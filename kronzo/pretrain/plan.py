@@ -22,12 +22,12 @@ class Tuning:
     """Successive halving over each method's list of learning rates.
 
     Args:
-        fractions: of the comparison's budget, one a rung; every trial of a rung runs that long, on its own schedule.
+        fractions: of a method's whole run, one a rung, rising: how far its trials have gone when they are compared.
         keep: share of the trials that go on to the next rung, the best ones, at least one.
     """
 
-    fractions: tuple[float, ...] = (0.0625, 0.25)
-    keep: float = 0.4
+    fractions: tuple[float, ...] = (0.25, 1.0)
+    keep: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -90,23 +90,17 @@ class Plan:
         """Tokens a sequence in the comparison."""
         return shape_of(self.comparison.model, max(1, self.comparison.model.vocab_size)).context
 
-    def run_of(self, name: str, lr: float, fraction: float = 1.0, *, eps: float | None = None) -> Config:
-        """The run of one method at a learning rate and a fraction of its budget, at least one step."""
+    def run_of(self, name: str, lr: float, *, eps: float | None = None) -> Config:
+        """The run of one method at a learning rate, over its whole budget."""
         method = self.methods[name]
         eps = method.optimizer.eps if eps is None else eps
         base = replace(self.comparison, optimizer=replace(method.optimizer, lr=lr, eps=eps))
-        budget = base.budget
-        if method.budget == "tokens":
-            other = replace(self.comparison, optimizer=self.methods[method.tokens_of].optimizer)
-            batch_tokens = budget.batch_size * self.context
-            steps = int(fraction * (budget.token_forwards or 0)) // (_step_cost(other) * batch_tokens)
-            budget = replace(budget, token_forwards=None, steps=max(1, steps))
-        else:
-            least = _step_cost(base) * budget.batch_size * self.context
-            budget = replace(budget, token_forwards=max(least, int(fraction * (budget.token_forwards or 0))))
-        if fraction < 1.0:
-            base = replace(base, evaluation=replace(base.evaluation, points=2))
-        return replace(base, budget=budget)
+        if method.budget != "tokens":
+            return base
+        other = replace(self.comparison, optimizer=self.methods[method.tokens_of].optimizer)
+        batch_tokens = base.budget.batch_size * self.context
+        steps = (base.budget.token_forwards or 0) // (_step_cost(other) * batch_tokens)
+        return replace(base, budget=replace(base.budget, token_forwards=None, steps=max(1, steps)))
 
 
 def read_plan(preset: str, settings: Iterable[str] = ()) -> Plan:
@@ -164,9 +158,13 @@ def _check(plan: Plan) -> None:
         raise InputError(
             "comparison.budget.token_forwards is missing: the methods are compared at equal token_forwards."
         )
-    if not plan.tuning.fractions or any(not 0 < f <= 1 for f in plan.tuning.fractions):
+    fractions, points = plan.tuning.fractions, plan.comparison.evaluation.points
+    if not fractions or list(fractions) != sorted(set(fractions)) or not 0 < fractions[0] <= fractions[-1] <= 1:
+        raise InputError(f"tuning.fractions = {list(fractions)}: rising fractions of the budget in (0, 1] are needed.")
+    if fractions[0] * (points - 1) < 1:
         raise InputError(
-            f"tuning.fractions = {list(plan.tuning.fractions)}: fractions of the budget in (0, 1] are needed."
+            f"tuning.fractions = {list(fractions)}: the first of comparison.evaluation.points = {points} after the "
+            f"start comes at {1 / max(1, points - 1):.3g} of the run; trials need one: raise points or the fraction."
         )
     if not 0 < plan.tuning.keep <= 1:
         raise InputError(f"tuning.keep = {plan.tuning.keep}: a share in (0, 1] is needed.")

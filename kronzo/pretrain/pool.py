@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import multiprocessing
 import os
 import signal
@@ -9,11 +11,13 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kronzo.pretrain.config import Config
+from kronzo.pretrain.folder import MANIFEST
+from kronzo.pretrain.log import read_metrics
 from kronzo.pretrain.loop import Result, pretrain
 from kronzo.pretrain.process import interrupts
 from kronzo.pretrain.progress import Reporter
@@ -30,11 +34,13 @@ class Job:
         config: what.
         folder: where; a finished run there is not repeated.
         cost: its share of the work, in any unit, for the time left.
+        until: stop at this fraction of the run; the result's val_loss is that of the last evaluation up to there.
     """
 
     config: Config
     folder: Path
     cost: float
+    until: float = 1.0
 
 
 class Pool:
@@ -135,9 +141,25 @@ def _run(i: int, job: Job, note: Any) -> Result:
 
     if job.config.threads:
         torch.set_num_threads(job.config.threads)
-    result = pretrain(job.config, job.folder, progress=False, watch=lambda fraction: note(i, fraction))
+    done = 0.0
+
+    def watch(fraction: float) -> None:
+        nonlocal done
+        done = fraction
+        note(i, min(1.0, fraction / job.until))
+
+    stop = None if job.until == 1.0 else lambda step: done >= job.until
+    result = pretrain(job.config, job.folder, progress=False, watch=watch, stop=stop)
     note(i, 1.0)
-    return result
+    return result if job.until == 1.0 or result.diverged else replace(result, val_loss=_loss_at(job))
+
+
+def _loss_at(job: Job) -> float:
+    """The last validation loss up to the fraction at which the job ends, whether or not the run has gone further."""
+    steps = json.loads((job.folder / MANIFEST).read_text(encoding="utf-8"))["steps"]
+    metrics = read_metrics(job.folder)
+    reached = metrics[metrics["step"] <= math.ceil(job.until * steps)]
+    return float(reached["val_loss"].dropna().iloc[-1])
 
 
 def _wait(futures: Sequence[Future[Result]], interrupted: threading.Event, show: Any) -> None:

@@ -79,7 +79,7 @@ def reproduce(
                 chosen |= {name: chosen[method.lr_of] for name, method in plan.methods.items() if method.lr_of}
                 names = sorted(plan.methods, key=lambda name: -halving.cost_of(plan, name))
                 for name in names:
-                    halving.take_over(plan, name, chosen[name], out)
+                    halving.take_over(name, chosen[name], out)
                 configs = [plan.run_of(n, chosen[n].lr, eps=chosen[n].eps) for n in names]
                 jobs = [Job(c, out / n, halving.cost_of(plan, n)) for n, c in zip(names, configs, strict=True)]
                 pool.run(jobs, "comparison")

@@ -36,7 +36,7 @@ BASE: dict[str, Any] = {
         "model": {"name": "nano", "context": 8, "layers": 1, "heads": 1, "width": 8},
         "data": {"source": "synthetic", "tokenizer": "none"},
         "budget": {"batch_size": 2, "token_forwards": 500},
-        "evaluation": {"points": 3, "tokens": 64},
+        "evaluation": {"points": 5, "tokens": 64},
     },
     "tuning": {"fractions": [0.25, 0.5], "keep": 0.5},
     "methods": {
@@ -330,7 +330,7 @@ def test_shards_killed_at_work_and_run_again_give_the_same_table(tmp_path: Path)
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run(words(whole, "1/1"), check=True, capture_output=True)
-    killed_after(killed / "tuning" / "adamw" / "rung0-lr0.001" / "metrics.jsonl", killed, "1/2")
+    killed_after(killed / "tuning" / "adamw" / "lr0.001" / "metrics.jsonl", killed, "1/2")
     killed_after(killed / "runs" / "adamw" / "seed-1" / "metrics.jsonl", killed, "1/2")
     both = [subprocess.Popen(words(killed, shard), stdout=subprocess.DEVNULL) for shard in ("1/2", "2/2")]
     assert [process.wait() for process in both] == [0, 0]

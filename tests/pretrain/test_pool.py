@@ -48,6 +48,19 @@ def test_a_job_that_is_refused_is_refused_here(tmp_path: Path) -> None:
         _run_all(_jobs(tmp_path), 1)
 
 
+def test_a_job_ends_at_its_fraction_and_goes_on_from_there(tmp_path: Path) -> None:
+    (job,) = _jobs(tmp_path, steps=8, seeds=1)
+    job = replace(job, config=replace(job.config, evaluation=replace(job.config.evaluation, points=5)))
+    part = replace(job, until=0.5)
+    (half,) = _run_all([part], 1)
+    lines = (tmp_path / "0" / "metrics.jsonl").read_text()
+    assert (half.steps, half.finished) == (4, False)
+    assert _run_all([part], 1) == [half] and (tmp_path / "0" / "metrics.jsonl").read_text() == lines
+    (whole,) = _run_all([job], 1)
+    assert whole.finished and (tmp_path / "0" / "metrics.jsonl").read_text().startswith(lines)
+    assert _run_all([part], 1)[0].val_loss == half.val_loss != whole.val_loss, "a run that has gone further"
+
+
 @pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     one = _run_all(_jobs(tmp_path / "one"), 1)
