@@ -20,8 +20,8 @@ from spectra.errors import InputError, nearest
 
 Float = NDArray[np.float64]
 
-CHUNK_NUMBERS = 2048 * 768
-"""Numbers of float64 in a block of rows; two blocks, 25 MB, are alive while a Gram matrix is accumulated."""
+CHUNK_NUMBERS = 1024 * 768
+"""Numbers of float64 in a block of rows; two blocks, 13 MB, are alive while a Gram matrix is accumulated."""
 
 TOLERANCE = 1e-12
 """Largest |sum s^2 - ||G||_F^2| / ||G||_F^2 that passes as converged."""
@@ -209,7 +209,8 @@ def singular_values(
     Raises:
         InputError: NaN or inf entries, fewer than two dimensions, integer or complex numbers, unknown method, bad k.
 
-    Cost: gram: m n p flops, 25 MB + 2 p^2 float64. exact: about 4 m n p flops and a float64 copy of the matrix.
+    Cost: gram: m n p flops, 13 MB + 2 p^2 float64 and the BLAS's own buffers. exact: about 4 m n p flops and a float64
+    copy of the matrix.
     """
     g = as_matrix(matrix)
     p = min(g.shape)

@@ -172,16 +172,18 @@ def test_threads_and_random_state_of_the_process_are_untouched():
 
 
 MEMORY = """
-import resource, torch, spectra
+import re, torch, spectra
+def peak():  # of this process only: ru_maxrss would start from that of the parent
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 spectra.singular_values(torch.randn(300, 768))
 g = torch.randn(50257, 768)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 spectra.singular_values(g)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak() - before)
 """
 
 
 @pytest.mark.slow
 def test_the_gradient_of_a_gpt2_embedding_costs_at_most_64_mb():
     printed = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True).stdout
-    assert int(printed) * 1024 <= 64e6
+    assert 10e6 < int(printed) <= 64e6
