@@ -59,7 +59,7 @@ class GradientRecorder:
         InputError: at once for bad arguments, sharded parameters and unusable folders; at the first captured step when
             no layer has a gradient.
 
-    Cost: per capture m n p flops per layer (2 to 4 s for all of GPT-2 small on 2 cores) and 13 MB; between captures a
+    Cost: per capture 2 m n p flops per layer (2 to 4 s for all of GPT-2 small on 2 cores) and 13 MB; between captures a
     comparison. An error inside the analysis warns and ends the recording; the training goes on.
     """
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -137,5 +138,5 @@ def cross_values(half_a: Tensor, half_b: Tensor, k: int) -> Float:
     Cost: as `spectra.svd.singular_triplets`, and a float64 product with the second half.
     """
     found = singular_triplets(half_a, k)
-    b = as_matrix(half_b).double().cpu().numpy()
-    return np.einsum("ik,ik->k", found.u, b @ found.v)
+    image = as_matrix(half_b).double().cpu() @ torch.from_numpy(found.v)
+    return (torch.from_numpy(found.u) * image).sum(0).numpy()

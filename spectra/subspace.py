@@ -5,9 +5,11 @@ Every number comes with its chance line: without it 0.3 of an overlap says nothi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -90,23 +92,28 @@ def captured_energy(
                 )
             _check_orthonormal(basis)
             chance *= basis.shape[1] / side
+    left_basis, right_basis = (None if basis is None else torch.from_numpy(basis).double() for basis in (left, right))
     tall = g.shape[0] >= g.shape[1]
-    rows, columns = (left, right) if tall else (right, left)
-    total, image, start = 0.0, 0.0, 0
-    kept = (
-        np.zeros((rows.shape[1], min(g.shape) if columns is None else columns.shape[1])) if rows is not None else None
-    )
-    for block in blocks(g, scale):
-        c = block.cpu().numpy()
-        total += float(np.sum(c**2))
-        projected = c if columns is None else c @ columns
-        if rows is None or kept is None:
-            image += float(np.sum(projected**2))
-        else:
-            kept += rows[start : start + len(c)].T @ projected
-        start += len(c)
-    energy = (image if kept is None else float(np.sum(kept**2))) / total
+    rows, columns = (left_basis, right_basis) if tall else (right_basis, left_basis)
+    energy = _projected_share(blocks(g, scale), rows, columns)
     return Captured(energy, chance, energy / chance)
+
+
+def _projected_share(parts: Iterator[Tensor], rows: Tensor | None, columns: Tensor | None) -> float:
+    """Return ||rows^T C columns||^2 / ||C||^2 for C given in blocks of rows; a missing basis is the whole space."""
+    total, image, start = 0.0, 0.0, 0
+    kept: Tensor | None = None
+    for part in parts:
+        c = part.cpu()
+        total += float(c.square().sum())
+        projected = c if columns is None else c @ columns
+        if rows is None:
+            image += float(projected.square().sum())
+        else:
+            inner = rows[start : start + len(c)].T @ projected
+            kept = inner if kept is None else kept + inner
+        start += len(c)
+    return (image if kept is None else float(kept.square().sum())) / total
 
 
 def _check_orthonormal(basis: Float) -> None:

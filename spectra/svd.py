@@ -103,27 +103,35 @@ def blocks(g: Tensor, scale: float) -> Iterator[Tensor]:
         yield block.to(torch.float64, copy=True).div_(scale)
 
 
-def gram(g: Tensor, scale: float) -> tuple[Float, float]:
-    """Return C^T C of the scaled tall matrix C, float64 (p, p), and ||C||_F^2 summed independently of it.
+def gram(g: Tensor, scale: float) -> tuple[Tensor, float]:
+    """Return C^T C of the scaled tall matrix C, float64 (p, p) on the CPU, and ||C||_F^2 summed independently of it.
 
-    Cost: m n p flops (symmetric update), one pass over G, 2 `CHUNK_NUMBERS` + 2 p^2 numbers of float64.
+    Cost: 2 m n p flops, one pass over G, 2 `CHUNK_NUMBERS` + 2 p^2 numbers of float64.
     """
     p = min(g.shape)
-    total = np.zeros((p, p))
+    total = torch.zeros(p, p, dtype=torch.float64, device="cpu" if g.device.type == "mps" else g.device)
     energy = 0.0
     for block in blocks(g, scale):
         energy += float(torch.linalg.vector_norm(block)) ** 2
-        if block.device.type == "cpu":
-            c = block.numpy()
-            total += c.T @ c
-        else:
-            total += (block.T @ block).cpu().numpy()
-    return total, energy
+        total.addmm_(block.T, block)
+    return total.cpu(), energy
+
+
+def eigenvalues(c: Tensor) -> Float:
+    """Return the eigenvalues of a symmetric float64 matrix, ascending.
+
+    numpy's threads are not torch's: on a busy machine its two-threaded solver has taken a hundred times longer than one
+    thread. So who gave torch one thread, as workers that share a machine do, gets torch's solver; else numpy's is twice
+    as fast.
+    """
+    if torch.get_num_threads() == 1:
+        return torch.linalg.eigvalsh(c).numpy()
+    return np.linalg.eigvalsh(c.numpy())
 
 
 def _from_gram(g: Tensor, scale: float) -> tuple[Float, float]:
     c, energy = gram(g, scale)
-    return np.sqrt(np.maximum(np.linalg.eigvalsh(c)[::-1], 0.0)), energy
+    return np.sqrt(np.maximum(eigenvalues(c)[::-1], 0.0)), energy
 
 
 def _triangle(g: Tensor, scale: float) -> Tensor:
@@ -209,7 +217,7 @@ def singular_values(
     Raises:
         InputError: NaN or inf entries, fewer than two dimensions, integer or complex numbers, unknown method, bad k.
 
-    Cost: gram: m n p flops, 13 MB + 2 p^2 float64 and the BLAS's own buffers. exact: about 4 m n p flops and a float64
+    Cost: gram: 2 m n p flops, 13 MB + 2 p^2 float64 and the BLAS's own buffers. exact: about 4 m n p flops and a float64
     copy of the matrix.
     """
     g = as_matrix(matrix)
@@ -242,7 +250,7 @@ def singular_triplets(matrix: Tensor | NDArray[np.floating], k: int) -> Triplets
     Raises:
         InputError: k outside that range, NaN or inf entries.
 
-    Cost: m n p flops for the Gram matrix, about 9 p^3 for its eigenvectors, 2 m n k for the other side.
+    Cost: 2 m n p flops for the Gram matrix, about 9 p^3 for its eigenvectors, 2 m n k for the other side.
     """
     g = as_matrix(matrix)
     if not 1 <= k <= min(g.shape):
@@ -256,17 +264,16 @@ def singular_triplets(matrix: Tensor | NDArray[np.floating], k: int) -> Triplets
         )
     scale = scale or 1.0
     c, _ = gram(g, scale)
-    p = c.shape[0]
-    energies, right = scipy.linalg.eigh(c, subset_by_index=(p - k, p - 1), check_finite=False)
-    right, values = right[:, ::-1], np.sqrt(np.maximum(energies[::-1], 0.0))
-    image = np.concatenate([block.cpu().numpy() @ right for block in blocks(g, scale)])
-    left, upper = np.linalg.qr(image)
-    left = left * np.where(np.diag(upper) < 0, -1.0, 1.0)
-    back = np.zeros((p, k))
+    energies, vectors = torch.linalg.eigh(c)
+    right = vectors[:, -k:].flip(1)
+    values = energies[-k:].flip(0).clamp(min=0.0).sqrt()
+    left, upper = torch.linalg.qr(torch.cat([block.cpu() @ right for block in blocks(g, scale)]))
+    left = left * torch.where(upper.diagonal() < 0, -1.0, 1.0)
+    back = torch.zeros_like(right)
     start = 0
     for block in blocks(g, scale):
-        back += block.cpu().numpy().T @ left[start : start + len(block)]
+        back += block.cpu().T @ left[start : start + len(block)]
         start += len(block)
-    residual = float(np.linalg.norm(back - right * values, axis=0).max() / (values[0] or 1.0))
+    residual = float((back - right * values).norm(dim=0).max() / (values[0] or 1.0))
     u, v = (left, right) if g.shape[0] >= g.shape[1] else (right, left)
-    return Triplets(u, values * scale, v, residual)
+    return Triplets(u.numpy(), (values * scale).numpy(), v.numpy(), residual)

@@ -106,7 +106,7 @@ def test_the_chain_falls_back_and_says_so(monkeypatch):
     def fails(*_):
         raise np.linalg.LinAlgError("no convergence")
 
-    monkeypatch.setattr(np.linalg, "eigvalsh", fails)
+    monkeypatch.setattr(svd, "eigenvalues", fails)
     found = spectra.singular_values(g)
     assert found.method == "exact"
     np.testing.assert_allclose(found.values, reference, rtol=1e-12)
@@ -118,9 +118,18 @@ def test_the_chain_falls_back_and_says_so(monkeypatch):
 
 def test_a_wrong_eigenvalue_solver_is_caught_by_the_certificate(monkeypatch):
     g = torch.randn(20, 8)
-    honest = np.linalg.eigvalsh
-    monkeypatch.setattr(np.linalg, "eigvalsh", lambda c: honest(c) * 1.001)
+    honest = svd.eigenvalues
+    monkeypatch.setattr(svd, "eigenvalues", lambda c: honest(c) * 1.001)
     assert spectra.singular_values(g).method == "exact"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_either_eigenvalue_solver_gives_the_same(monkeypatch, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    g = planted(60, 40, np.logspace(0, -4, 40)).float()
+    np.testing.assert_allclose(
+        spectra.singular_values(g).values, np.linalg.svd(g.double().numpy(), compute_uv=False), rtol=1e-7
+    )
 
 
 def test_randomized_is_flagged_and_bounded():
