@@ -27,12 +27,15 @@ def peak_bytes() -> int:
 
 
 def child(what: str, layers: int, batch: int, tokens: int) -> None:
-    """Print the peak above an interpreter with torch imported; runs in its own process."""
+    """Print the peak above an interpreter with torch and the optimizers at work; runs in its own process."""
     import torch
 
     from kronzo.pretrain.gpt2 import GPT2, config
 
     torch.set_num_threads(1)
+    warm = torch.nn.Parameter(torch.ones(4, 4))
+    kronzo.KronZO([warm]).step(lambda: (warm @ warm).sum())
+    torch.optim.AdamW([warm])
     start = peak_bytes()
     model = GPT2(config("gpt2", layers=layers))
     x, y = torch.randint(0, 50257, (2, batch, tokens)).unbind()
