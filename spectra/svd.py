@@ -217,8 +217,8 @@ def singular_values(
     Raises:
         InputError: NaN or inf entries, fewer than two dimensions, integer or complex numbers, unknown method, bad k.
 
-    Cost: gram: 2 m n p flops, 13 MB + 2 p^2 float64 and the BLAS's own buffers. exact: about 4 m n p flops and a float64
-    copy of the matrix.
+    Cost: gram: 2 m n p flops, 13 MB + 2 p^2 float64 and the BLAS's own buffers. exact: about 4 m n p flops and a
+    float64 copy of the matrix.
     """
     g = as_matrix(matrix)
     p = min(g.shape)
