@@ -122,8 +122,10 @@ class Noise:
         """Out += sum of scale * z_direction[start : start + out.numel()], block by block.
 
         `out` is flat, float32 or float64. One pass over `out`; each thread holds one block of 2^16 numbers. On the CPU
-        the blocks are shared out over torch's threads: numpy draws without Python's lock.
+        the blocks are shared out over torch's threads: numpy draws without Python's lock. `no_grad` ends at a thread's
+        border, so they work on a detached view.
         """
+        out = out.detach()
         blocks = range(start // BLOCK, -(-(start + out.numel()) // BLOCK))
         if self.source == "device" and out.device.type != "cpu":
             for direction, scale in terms.items():

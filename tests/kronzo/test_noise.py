@@ -108,3 +108,19 @@ def test_moments():
     assert abs(x.mean()) < 0.01 and abs(x.var() - 1) < 0.02 and abs((x**4).mean() - 3) < 0.15
     Noise(0, 0, "rademacher").coordinates(0, {0: x})
     assert set(np.unique(x)) == {-1.0, 1.0} and abs(x.mean()) < 0.01
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_weights_of_many_blocks_move_alike_on_any_number_of_threads(threads: int) -> None:
+    before = torch.get_num_threads()
+    weight = torch.nn.Parameter(torch.zeros(3 * BLOCK + 7))
+    try:
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            Noise(seed=5, step=2).add_dense_(weight.view(-1), {0: 1.0}, parameter=1, start=0)
+    finally:
+        torch.set_num_threads(before)
+    whole = torch.zeros(3 * BLOCK + 7)
+    for start in range(0, whole.numel(), 1000):
+        Noise(seed=5, step=2).add_dense_(whole[start : start + 1000], {0: 1.0}, parameter=1, start=start)
+    assert torch.equal(weight.detach(), whole)
