@@ -10,11 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullLocator
 from scipy.optimize import isotonic_regression
 
 from kronzo.errors import InputError
-from kronzo.pretrain.units import count
+from kronzo.pretrain.units import count, rate
 from spectra import style
 
 BUDGETS = {"token_forwards": "tokens through forwards", "tokens": "tokens drawn", "seconds": "seconds in steps"}
@@ -196,12 +196,21 @@ def tuning(
         for axes, name in zip(panels, names):
             _trials(axes, trials[trials["method"] == name], chosen.get(name), edge, look(name))
             axes.set(xscale="log", title=labels.get(name, name))
+            _ticks_at(axes, sorted(trials.loc[trials["method"] == name, "lr"].unique()))
         for axes in panels[len(names) :]:
             axes.set_axis_off()
         figure.supxlabel("learning rate", fontsize=8)
         figure.supylabel("validation loss, nats a token", fontsize=8)
         figure.legend(handles=_rungs(trials), loc="outside upper center", ncols=3 if wide else 2)
     return figure
+
+
+def _ticks_at(axes: Axes, rates: Sequence[float]) -> None:
+    """Name the rates that were tried, every second one where there are many."""
+    shown = rates[:: 1 + len(rates) // 6]
+    axes.xaxis.set_major_locator(FixedLocator(shown))
+    axes.xaxis.set_major_formatter(FixedFormatter([rate(value) for value in shown]))
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _rungs(trials: pd.DataFrame) -> list[Line2D]:
