@@ -133,7 +133,9 @@ class _Trainer:
         self.context = self.model.config.context
         self.steps = steps.num_steps(config.budget, config.optimizer, self.optimizer, self.context)
         self.schedule = LambdaLR(self.optimizer, optimizers.lr_factor(config.optimizer, self.steps))
-        self.take_step = steps.build(self.model, self.optimizer, config.optimizer, config.budget.accumulate)
+        self.take_step = steps.build(
+            self.model, self.optimizer, config.optimizer, config.budget.accumulate, self._after_backward
+        )
         self.windows = list(
             corpus.validation(
                 batch_size=config.evaluation.batch_size, context=self.context, max_tokens=config.evaluation.tokens
@@ -243,6 +245,10 @@ class _Trainer:
         elif now.val_loss < now.best_val_loss:
             now.best_val_loss, now.best_step = now.val_loss, now.step
         return {"val_loss": now.val_loss}
+
+    def _after_backward(self, tokens: int) -> None:
+        if self.recorder is not None:
+            self.recorder.micro_batch(tokens=tokens)
 
     def _recorder(self) -> Any:
         import spectra

@@ -39,14 +39,29 @@ class Outcome:
 Step = Callable[[Tensor, Tensor], Outcome]
 
 
-def build(model: GPT2, optimizer: torch.optim.Optimizer, config: OptimizerConfig, accumulate: int) -> Step:
-    """Return the function (x, y) -> Outcome that takes one step on a batch, int64 (batch, context) each."""
+def build(
+    model: GPT2,
+    optimizer: torch.optim.Optimizer,
+    config: OptimizerConfig,
+    accumulate: int,
+    after_backward: Callable[[int], None] = lambda tokens: None,
+) -> Step:
+    """Return the function (x, y) -> Outcome that takes one step on a batch, int64 (batch, context) each.
+
+    `after_backward` is told after each backward how many tokens it was of.
+    """
     if is_zeroth_order(config):
         return _zeroth_order(model, optimizer, config, accumulate)
-    return _first_order(model, optimizer, config, accumulate)
+    return _first_order(model, optimizer, config, accumulate, after_backward)
 
 
-def _first_order(model: GPT2, optimizer: torch.optim.Optimizer, config: OptimizerConfig, accumulate: int) -> Step:
+def _first_order(
+    model: GPT2,
+    optimizer: torch.optim.Optimizer,
+    config: OptimizerConfig,
+    accumulate: int,
+    after_backward: Callable[[int], None],
+) -> Step:
     parameters = list(model.parameters())
 
     def step(x: Tensor, y: Tensor) -> Outcome:
@@ -55,6 +70,7 @@ def _first_order(model: GPT2, optimizer: torch.optim.Optimizer, config: Optimize
         for xs, ys in zip(x.chunk(accumulate), y.chunk(accumulate)):
             loss = model.loss(xs, ys) / accumulate
             loss.backward()
+            after_backward(xs.numel())
             total += loss.detach()
         details = {}
         if config.clip:

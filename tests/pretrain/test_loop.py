@@ -227,6 +227,7 @@ def test_spectra_are_captured_at_the_stages_and_survive_a_stop(tmp_path: Path) -
     frame = spectra.open(tmp_path / "whole" / "spectra").frame
     assert sorted(set(frame["step"])) == [0, 3, 5, 6, 9, 10, 11]
     assert all("attn" in layer for layer in frame["layer"])
+    assert set(frame["tokens"]) == {4 * 16}, "tokens in the gradient of one step"
     pretrain(small_config(), tmp_path / "without", progress=False)
     assert all(
         torch.equal(a, b)
