@@ -150,6 +150,19 @@ def sample(
     typer.echo(runs.sample(run, prompt, tokens=tokens, temperature=temperature, seed=seed))
 
 
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder to write, absent or empty.")],
+) -> None:
+    """Write a run as a folder that Hugging Face's from_pretrained opens (extra hf)."""
+    from kronzo.integrations import hf_weights
+
+    for path in hf_weights.export(run, to):
+        typer.echo(path)
+    typer.echo(f'Open it: transformers.AutoModelForCausalLM.from_pretrained("{to}")')
+
+
 @app.command("runs")
 def list_runs(
     folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("runs"),

@@ -12,3 +12,8 @@ class InputError(ValueError):
 
 class Collapse(InputError):
     """A zeroth-order run whose probes destroy the model in its first steps: eps is too large for it."""
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra: the package is used from a clone, not from an index."""
+    return f'pip install -e ".[{extra}]"'

@@ -117,7 +117,7 @@ def _remark(run: Run, layer: str, row: pd.Series) -> str:
         if steps:
             remarks.append(f"{status} at step {', '.join(map(str, steps[:4]))}{', ...' if len(steps) > 4 else ''}")
     if row["status"] == "zero":
-        remarks.append("gradient is zero")
+        remarks.append("gradient is zero" + (" while lora_B is zero" if "lora_A" in layer else ""))
     if row["signal_energy"] < 0.5:
         remarks.append("noise-dominated")
     if pd.notna(row["tokens"]) and row["tokens"] < min(row["rows"], row["cols"]):

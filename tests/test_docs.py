@@ -82,9 +82,24 @@ def _resolves(name: str) -> bool:
         else:
             try:
                 found = import_module(".".join((head, *rest[:place])))
-            except ImportError:
-                return False
+            except ModuleNotFoundError as error:
+                return _lacks_an_extra(error)
     return True
+
+
+def _lacks_an_extra(error: ModuleNotFoundError) -> bool:
+    """Whether a module of ours exists and what it needs is not installed: then its names cannot be judged here."""
+    return (error.name or "").split(".")[0] not in COMMANDS
+
+
+@pytest.mark.extra
+def test_with_every_extra_all_names_can_be_judged() -> None:
+    for package in ("transformers", "lightning", "tensorboard", "peft"):
+        pytest.importorskip(package)
+    assert _lacks_an_extra(ModuleNotFoundError(name="transformers"))
+    for module in (ROOT / "kronzo" / "integrations").glob("*.py"):
+        import_module(f"kronzo.integrations.{module.stem}")
+    assert not _resolves("kronzo.integrations.hf.Nothing")
 
 
 def test_what_does_not_exist_is_noticed() -> None:

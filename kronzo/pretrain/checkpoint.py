@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from kronzo.errors import InputError
+from kronzo.pretrain.folder import is_transformers_folder
 
 FOLDER = "checkpoints"
 MODEL, STATE, META = "model.safetensors", "state.pt", "meta.json"
@@ -145,13 +146,17 @@ def read(path: Path) -> Checkpoint:
 
 
 def initial_weights(source: Path) -> dict[str, Tensor]:
-    """Return the weights of a run (its newest checkpoint), a checkpoint folder or a .safetensors file.
+    """Return the weights of a run (its newest checkpoint), a checkpoint, a .safetensors file or a Hugging Face folder.
 
     Raises:
         InputError: nothing usable there.
     """
     if (source / META).is_file():
         return read(source).weights
+    if is_transformers_folder(source):
+        from kronzo.integrations.hf_weights import load
+
+        return {name: parameter.detach() for name, parameter in load(source).named_parameters()}
     if source.is_dir():
         problems: list[str] = []
         found = latest(source, usable=lambda meta: True, say=problems.append)

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from kronzo import __version__
-from kronzo.errors import InputError
+from kronzo.errors import InputError, install
 from kronzo.pretrain.cache import MANIFEST, cache_dir
 from kronzo.pretrain.merges import find_encoder
 from kronzo.pretrain.units import count
 
 _EXTRA = re.compile(r"^([\w.-]+)[^;]*;\s*extra\s*==\s*['\"]([\w-]+)['\"]")
 _EVERYTHING = "all"
-_PIP, _NO_BREAK = "pip install ", "\u00a0"
+_PIP, _NO_BREAK = "pip install -e ", "\u00a0"
 
 
 def examine() -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for extra, packages in found["extras"].items():
         missing = [name for name, installed in packages.items() if installed is None]
         held = ", ".join(f"{name} {installed}" for name, installed in packages.items() if installed)
-        lack = f'without {", ".join(missing)}: {_PIP}"kronzo[{extra}]"' if missing else ""
+        lack = f"without {', '.join(missing)}: {install(extra)}" if missing else ""
         yield (
             ("extras" if extra == next(iter(found["extras"])) else ""),
             f"{extra}: {'; '.join(filter(None, (held, lack)))}",

@@ -167,3 +167,12 @@ def _git_commit() -> str | None:
             return None
         output = done.stdout.strip()
     return output
+
+
+def is_transformers_folder(path: Path) -> bool:
+    """Whether this is the folder of a GPT-2 that transformers has saved; nothing is imported for it."""
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("model_type") == "gpt2"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from kronzo.errors import InputError
+from kronzo.errors import InputError, install
 from kronzo.pretrain.textfiles import TextSource
 
 REPOSITORY = "Skylion007/openwebtext"
@@ -29,7 +29,7 @@ def openwebtext() -> TextSource:
         InputError: `datasets` is not installed, or the hub does not answer within two seconds.
     """
     if find_spec("datasets") is None:
-        raise InputError(f'openwebtext from the hub needs datasets; run pip install "kronzo[hub]" or {_LOCAL}.')
+        raise InputError(f"openwebtext from the hub needs datasets; run {install('hub')} or {_LOCAL}.")
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         raise InputError(f"openwebtext is on the hub and HF_HUB_OFFLINE is set; unset it or {_LOCAL}.")
     if not _reachable():

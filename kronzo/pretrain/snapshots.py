@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import spectra
-from kronzo.errors import InputError
+from kronzo.errors import InputError, install
 from kronzo.pretrain import checkpoint, folder, gpt2
 from kronzo.pretrain.config import from_toml
 from kronzo.pretrain.data import Corpus, open_corpus
@@ -135,7 +135,7 @@ def _hugging_face(source: Path, corpus: Corpus) -> Subject:
     try:
         from transformers import AutoModelForCausalLM
     except ImportError as error:
-        raise InputError(f"{source}: a Hugging Face folder needs transformers; pip install 'kronzo[hf]'.") from error
+        raise InputError(f"{source}: a Hugging Face folder needs transformers; run {install('hf')}.") from error
     try:
         model = AutoModelForCausalLM.from_pretrained(source, local_files_only=True, dtype=torch.float32)
     except (OSError, ValueError, KeyError) as error:

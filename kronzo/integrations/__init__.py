@@ -1,0 +1,1 @@
+"""Thin adapters to frameworks of others; nothing here is imported before it is asked for."""
