@@ -16,12 +16,18 @@ from kronzo.pretrain.doctor import find_spectra
 app = typer.Typer(
     name="kronzo",
     help="Zeroth-order pretraining, measured: KronZO beside low-rank, dense and first-order training.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.add_typer(data_cli.app)
+_ABOUT = "kronzo trains language models without backprop and measures what that buys."
+_EXAMPLES = (
+    "kronzo reproduce                                the main job, with a report",
+    "kronzo pretrain --method kronzo --data my.txt   any method on any text",
+    "kronzo doctor                                   what is here, what is missing",
+)
 
 
 def _version(value: bool) -> None:
@@ -32,9 +38,13 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        from spectra.welcome import welcome
+
+        typer.echo(welcome(context, _ABOUT, _EXAMPLES))
 
 
 @app.command()
@@ -47,7 +57,10 @@ def reproduce(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
-    """Run the main job: spectra of first-order pretraining, all methods at equal budget, and a report."""
+    """Run the main job and write its report.
+
+    Spectra of first-order pretraining, then all methods at equal budget. The same command goes on where it stopped.
+    """
     from kronzo.pretrain import reproduce as main_job
     from kronzo.pretrain.plan import read_plan
 
@@ -74,7 +87,10 @@ def pretrain(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
-    """Pretrain a GPT-2 with any method on any text; the same command goes on where it stopped."""
+    """Pretrain a GPT-2 with any method on any text.
+
+    The same command goes on where it stopped.
+    """
     from kronzo.pretrain import launch
 
     chosen = launch.compose(
@@ -95,7 +111,10 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
-    """Compare methods x settings x seeds at equal budget, every row tuned alike; the same command goes on."""
+    """Compare methods x settings x seeds, every row tuned alike.
+
+    All at equal budget. The same command goes on where it stopped.
+    """
     from kronzo.pretrain import comparison
     from kronzo.pretrain.compare import compare as run_grid
     from kronzo.pretrain.grid import read_grid, shard_of
@@ -129,7 +148,7 @@ def lr_range(
 
 @app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Say what is here: versions, devices, extras, cached corpora, local data."""
+    """Say what is here: versions, devices, extras, corpora, data."""
     from kronzo.pretrain import doctor as examination
 
     found = examination.examine()
@@ -155,7 +174,10 @@ def export(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     to: Annotated[Path, typer.Option("--to", help="Folder to write, absent or empty.")],
 ) -> None:
-    """Write a run as a folder that Hugging Face's from_pretrained opens (extra hf)."""
+    """Write a run as a folder that Hugging Face opens.
+
+    By from_pretrained, with weights, configuration and tokenizer (extra hf).
+    """
     from kronzo.integrations import hf_weights
 
     for path in hf_weights.export(run, to):
@@ -187,7 +209,10 @@ def spectra_of(
     out: Annotated[Path | None, typer.Option(help="Spectra store to write.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print the gradient spectra of a model one already has, signal against noise."""
+    """Print the gradient spectra of a model one already has.
+
+    Signal against mini-batch noise, at fixed weights.
+    """
     from kronzo.pretrain.snapshots import snapshots
     from spectra.report import render
 

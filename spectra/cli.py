@@ -11,10 +11,17 @@ import typer
 app = typer.Typer(
     name="spectra",
     help="Singular-value spectra of training gradients: read what a GradientRecorder stored.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+)
+
+_ABOUT = "spectra reads what a GradientRecorder stored while a torch model trained."
+_EXAMPLES = (
+    "with spectra.GradientRecorder(model, optimizer, store=DIR):   in the training",
+    "spectra report DIR                                            its numbers",
+    "spectra plot DIR --out figures                                its figures",
 )
 
 Folder = Annotated[Path, typer.Argument(help="Folder a GradientRecorder wrote, or the run folder around it.")]
@@ -35,9 +42,13 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        from spectra.welcome import welcome
+
+        typer.echo(welcome(context, _ABOUT, _EXAMPLES))
 
 
 @app.command()
@@ -59,7 +70,10 @@ def report(
 
 @app.command()
 def plot(folder: Folder, out: Out = Path("."), layer: Layer = None, step: Step = None) -> None:
-    """Draw a run as png and pdf: spectra, ranks over time, heat map, scree with nulls, and what else it holds."""
+    """Draw a run as png and pdf.
+
+    Spectra, ranks over time, heat map, scree with nulls, and what else it holds.
+    """
     from spectra.plots import gallery
     from spectra.store import open_run
     from spectra.style import save
@@ -76,7 +90,10 @@ def diff(
     metric: Metric = None,
     json: Json = False,
 ) -> None:
-    """Compare the last captures of two runs, layer by layer: first, second, second / first."""
+    """Compare the last captures of two runs, layer by layer.
+
+    First, second, second / first.
+    """
     from spectra.compare import compare, text
     from spectra.store import open_run
 
@@ -91,7 +108,10 @@ def matrix(
     method: Annotated[str, typer.Option(help="auto, exact or gram.")] = "auto",
     json: Json = False,
 ) -> None:
-    """Print singular values and ranks of every matrix in a file: weights, or gradients saved by hand."""
+    """Print singular values and ranks of every matrix in a file.
+
+    Weights, or gradients saved by hand.
+    """
     from spectra.compare import file_spectra, matrices_text
 
     frame = file_spectra(file, key, method)
@@ -100,7 +120,7 @@ def matrix(
 
 @app.command()
 def compact(folder: Folder) -> None:
-    """Merge the parts of a finished run into one file, which reads faster."""
+    """Merge the parts of a finished run, which then reads faster."""
     from spectra.store import compact as merge
 
     typer.echo(f"{merge(folder)} parts merged")
