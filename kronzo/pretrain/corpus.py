@@ -19,7 +19,16 @@ from typing import Any
 
 from kronzo.errors import InputError
 from kronzo.pretrain import cache, hub
-from kronzo.pretrain.textfiles import SUFFIXES, Progress, TextSource, read_jsonl, silent, text_file, text_sha256
+from kronzo.pretrain.textfiles import (
+    SUFFIXES,
+    Progress,
+    TextSource,
+    local_path,
+    read_jsonl,
+    silent,
+    text_file,
+    text_sha256,
+)
 
 SOURCES = ("pydocs", "pytopics", "synthetic", "openwebtext")
 PACKAGES = ("matplotlib", "numpy", "pandas", "scipy", "seaborn", "torch")
@@ -202,7 +211,7 @@ def text_source(source: str, root: Path, show: Progress) -> TextSource:
         InputError: unknown, with the nearest name; unreadable or empty.
     """
     kind, _, option = source.partition(":")
-    path = Path(source).expanduser()
+    path = local_path(source)
     if kind == "pydocs":
         return pydocs(option, root, show)
     if source == "pytopics":

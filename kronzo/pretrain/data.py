@@ -18,7 +18,7 @@ from kronzo.pretrain import synthetic, tokenfiles
 from kronzo.pretrain.batches import Corpus
 from kronzo.pretrain.cache import MANIFEST, cache_dir, entry
 from kronzo.pretrain.corpus import text_source
-from kronzo.pretrain.textfiles import Progress, TextSource, silent, text_sha256
+from kronzo.pretrain.textfiles import Progress, TextSource, local_path, silent, text_sha256
 from kronzo.pretrain.tokenizer import BpeTokenizer, IdTokenizer, Tokenizer, find_tokenizer
 
 __all__ = ["Corpus", "describe", "open_corpus"]
@@ -61,7 +61,7 @@ def open_corpus(
     kind, _, option = source.partition(":")
     if kind == "synthetic":
         return _open_synthetic(option, root)
-    path = Path(source).expanduser()
+    path = local_path(source)
     if path.is_dir() or path.suffix == ".bin":
         return _open_tokens(path, tokenizer, root, fraction)
     text = text_source(source, root, show)

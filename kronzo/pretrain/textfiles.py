@@ -48,6 +48,14 @@ def silent(label: str, done: int, total: int) -> None:
     """The progress callback that shows nothing."""
 
 
+def local_path(source: str) -> Path:
+    """The path a source names: from where we stand, else from the folder KRONZO_DATA where it exists there."""
+    path, data = Path(source).expanduser(), os.environ.get("KRONZO_DATA")
+    if data and not path.exists() and (there := Path(data).expanduser() / path).exists():
+        return there
+    return path
+
+
 def text_sha256(documents: Iterable[str]) -> str:
     """The sha256 (hex) of documents, each followed by a zero byte."""
     found = hashlib.sha256()

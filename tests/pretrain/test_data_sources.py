@@ -20,7 +20,7 @@ from text_files import nested_tar, write_texts
 from kronzo.errors import InputError
 from kronzo.pretrain import corpus, hub
 from kronzo.pretrain.data import open_corpus
-from kronzo.pretrain.textfiles import read_documents, text_file, text_sha256
+from kronzo.pretrain.textfiles import local_path, read_documents, text_file, text_sha256
 
 TEXTS = ["first\nline two\n\nparagraph", "second: naïve café ✓", "third\twith tab"]
 
@@ -274,3 +274,18 @@ def test_openwebtext_is_streamed_from_the_repository_or_its_conversion(monkeypat
     monkeypatch.setitem(sys.modules, "datasets", Datasets)
     assert list(hub._documents()) == TEXTS
     assert calls == [(hub.REPOSITORY, None, True), (hub.REPOSITORY, "refs/convert/parquet", True)]
+
+
+def test_a_source_is_found_here_first_and_then_in_the_folder_of_local_data(tmp_path, monkeypatch, own_cache):
+    data, here = tmp_path / "data", tmp_path / "here"
+    (data / "set").mkdir(parents=True)
+    here.mkdir()
+    (data / "set" / "a.txt").write_text("there one\n\n" * 400 + "there two " * 400)
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("KRONZO_DATA", str(data))
+    assert local_path("set/a.txt") == data / "set" / "a.txt"
+    assert open_corpus("set/a.txt").name == "a.txt"
+    (here / "set").mkdir()
+    (here / "set" / "a.txt").write_text("here")
+    assert local_path("set/a.txt") == Path("set/a.txt")
+    assert local_path("set/absent.txt") == Path("set/absent.txt")
