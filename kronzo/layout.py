@@ -51,6 +51,12 @@ class Section:
     move: Tensor = field(default_factory=lambda: torch.empty(0))
     now: dict[int, Scalar] = field(default_factory=dict)
     """Where the section stands: what each direction has been added with."""
+    sums: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """(weight, its move): swept by one call for all."""
+    products: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    """(weight, A, B) as views whose broadcast product is the move: swept by one call for all."""
+    singly: list[Entry] = field(default_factory=list)
+    """Swept one after the other."""
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -95,9 +101,9 @@ def entries_of(groups: Sequence[dict[str, Any]], family: Family) -> list[Entry]:
     ]
 
 
-def identity(parameter: Tensor) -> tuple[int, torch.device, torch.dtype]:
-    """What must not change while a parameter is searched."""
-    return id(parameter), parameter.device, parameter.dtype
+def identity(parameter: Tensor) -> tuple[int, int, torch.device, torch.dtype]:
+    """What must not change while a parameter is searched: itself, its memory, its device and format."""
+    return id(parameter), parameter.data_ptr(), parameter.device, parameter.dtype
 
 
 def needs_snapshot(restore: Restore, parameters: Sequence[Tensor]) -> bool:

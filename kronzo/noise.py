@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from functools import cache
+from threading import local
 from typing import Any, Literal
 
 import numpy as np
@@ -85,8 +86,21 @@ class _Stream:
         if law == "normal":
             self._rng.standard_normal(dtype=np.float32, out=out)
         else:
-            bits = np.unpackbits(np.frombuffer(self._rng.bytes((out.size + 7) // 8), np.uint8), count=out.size)
-            np.subtract(2.0 * bits.reshape(out.shape), 1.0, out=out, casting="unsafe")
+            raw = self._philox.random_raw(-(-out.size // 64)).astype("<u8", copy=False)
+            bits = np.unpackbits(raw.view(np.uint8), count=out.size)
+            np.multiply(bits.reshape(out.shape), 2, out=out, casting="unsafe")
+            np.subtract(out, 1, out=out)
+
+
+_here = local()
+
+
+def _stream() -> _Stream:
+    """The generator of this thread."""
+    if not hasattr(_here, "stream"):
+        _here.stream = _Stream()
+    stream: _Stream = _here.stream
+    return stream
 
 
 class Noise:
@@ -102,13 +116,12 @@ class Noise:
 
     def __init__(self, seed: int, step: int, law: Law = "normal", source: Source = "portable") -> None:
         self.seed, self.step, self.law, self.source = seed, step, law, source
-        self._stream = _Stream()
 
     def kept(self, parameter: int, factor: int, shape: Sequence[int]) -> Tensor:
         """A kept factor's standard normals, float32 on the CPU; `factor` tells the factors of one parameter apart."""
         out = np.empty(tuple(shape), np.float32)
         key = np.random.SeedSequence(self.seed, spawn_key=(int(Purpose.KEPT), self.step, 0, parameter, factor))
-        self._stream.fill(out, key.generate_state(2, np.uint64), "normal")
+        _stream().fill(out, key.generate_state(2, np.uint64), "normal")
         return torch.from_numpy(out)
 
     def coordinates(self, direction: int, outs: Mapping[int, np.ndarray]) -> None:
@@ -116,7 +129,7 @@ class Noise:
         parameters = list(outs)
         keys = philox_keys(self.seed, Purpose.COORDINATES, self.step, direction, parameters, [0] * len(parameters))
         for key, out in zip(keys, outs.values(), strict=True):
-            self._stream.fill(out, key, self.law)
+            _stream().fill(out, key, self.law)
 
     def add_dense_(self, out: Tensor, terms: Mapping[int, Scalar], parameter: int, start: int) -> None:
         """Out += sum of scale * z_direction[start : start + out.numel()], block by block.
@@ -136,7 +149,7 @@ class Noise:
         keys = {d: philox_keys(self.seed, Purpose.COORDINATES, self.step, d, [parameter], blocks) for d in terms}
 
         def add(block: int) -> None:
-            stream, z = _Stream(), np.empty(min(BLOCK, start + out.numel() - block * BLOCK), np.float32)
+            stream, z = _stream(), np.empty(min(BLOCK, start + out.numel() - block * BLOCK), np.float32)
             for direction, scale in terms.items():
                 stream.fill(z, keys[direction][block - blocks.start], self.law)
                 _add_scaled(*_overlap(torch.from_numpy(z), out, block, start), scale)
@@ -167,9 +180,10 @@ def _overlap(z: Tensor, out: Tensor, block: int, start: int) -> tuple[Tensor, Te
 
 
 def _add_scaled(z: Tensor, part: Tensor, scale: Scalar) -> None:
-    """Part += scale * z with the product rounded before the sum, as stored coordinates are; numpy where it can be."""
+    """Part += scale * z with the product rounded before the sum, as stored coordinates are; z may be overwritten."""
     if part.device.type != "cpu":
         part.add_(z.to(part.device, part.dtype) * scale)
         return
     numbers, target = z.numpy(), part.numpy()
-    target += numbers * target.dtype.type(float(scale))
+    same = numbers if numbers.dtype == target.dtype else None
+    target += np.multiply(numbers, target.dtype.type(float(scale)), out=same)

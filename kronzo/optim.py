@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from kronzo import state as entries_of_state
 from kronzo.advice import StepReport, refuse_collapse, report_of, warn_of_shapes, warn_once
 from kronzo.errors import InputError
+from kronzo.interrupts import uninterrupted
 from kronzo.layout import Entry, entries_of, name_of, searched
 from kronzo.noise import Law, Noise, Source
 from kronzo.rules import Outcome, Rule, WindowRule
@@ -195,14 +196,15 @@ class ZeroOrder(torch.optim.Optimizer):
             outcome = current.conclude(window) if closure is None else current.run(closure, window)
             refuse_collapse(self.param_groups[0]["step"], outcome, current)
             outcome = self._within_format(current.search, outcome)
-            if self.settings.momentum and outcome.accepted:
-                current.search.settle_with_momentum(self._applied(outcome.update), self.settings.momentum)
-            else:
-                current.search.goto("update", self._applied(outcome.update))
+            with uninterrupted():
+                if self.settings.momentum and outcome.accepted:
+                    current.search.settle_with_momentum(self._applied(outcome.update), self.settings.momentum)
+                else:
+                    current.search.goto("update", self._applied(outcome.update))
+                return self._commit(current, outcome)
         except BaseException:
             self._abandon()
             raise
-        return self._commit(current, outcome)
 
     @torch.no_grad()
     def estimate(self, closure: Callable[..., Any]) -> Tensor:
@@ -223,6 +225,7 @@ class ZeroOrder(torch.optim.Optimizer):
         """The combination of directions that is applied: the measured one."""
         return update
 
+    @uninterrupted()
     def _begin(self) -> OpenStep:
         """Refresh what is due, decay, and stand at theta. The state changes only when the step is committed."""
         refuse_replicas()
@@ -290,6 +293,7 @@ class ZeroOrder(torch.optim.Optimizer):
         warn_once(self._warned, self.last, current)
         return torch.tensor(self.last.loss, dtype=torch.float32)
 
+    @uninterrupted()
     def _abandon(self) -> None:
         """Everything as before the step."""
         if self._open is not None:

@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kronzo.interrupts import uninterrupted
 from kronzo.layout import Entry, Restore, Section, capacity, compute_dtype, identity, needs_snapshot, sections_of
 from kronzo.noise import Noise, Scalar
 from kronzo.spaces.dense import Dense
+from kronzo.spaces.kronecker import KroneckerSpace
 
 Kind = Literal["probe", "update"]
 Combination = Mapping[int, Scalar]
@@ -44,6 +46,7 @@ class Search:
         self.recalled_at: int | None = None
         """The step whose kept factors the entries hold, and whether the optimizer's state has yet to take them."""
         self.unsaved = False
+        self._sorted_at: int | None = -1
         self._cache: OrderedDict[int, list[Tensor]] = OrderedDict()
         self._capacity, _ = capacity([(e.parameter, e.space) for e in self.entries])
 
@@ -55,8 +58,6 @@ class Search:
         """Start a step at the present weights, decayed: theta = (1 - lr weight_decay) W for matrices."""
         self.noise, self.base_eps, self.sweeps = noise, base_eps, 0
         self._cache.clear()
-        for section in self.sections:
-            section.now = {}
         for entry in self.entries:
             entry.keep = kept_share(entry)
             if self.snapshot:
@@ -64,6 +65,26 @@ class Search:
                 entry.snapshot.copy_(entry.parameter)
             if entry.keep != 1.0:
                 entry.parameter.mul_(entry.keep)
+        for section in self.sections:
+            section.now = {}
+            if self._sorted_at != self.recalled_at:
+                self._sort(section)
+        self._sorted_at = self.recalled_at
+
+    def _sort(self, section: Section) -> None:
+        """Which weights are swept together in this step and which one after the other."""
+        section.sums, section.products, section.singly = [], [], []
+        for entry in section.entries:
+            whole, space = entry.parameter, entry.space
+            if whole.ndim != 2 and whole.is_contiguous():
+                whole = whole.view(-1, space.matrix[1])
+            in_place = not self.snapshot and whole.dtype == section.dtype and entry.move is not None
+            if in_place and isinstance(space, Dense):
+                section.sums.append((entry.parameter, _stored(entry)))
+            elif in_place and isinstance(space, KroneckerSpace) and whole.ndim == 2:
+                section.products.append(space.as_product(whole, _stored(entry), entry.kept))
+            else:
+                section.singly.append(entry)
 
     def abandon(self) -> None:
         """Undo the step: the weights before `begin`, bit-equal with snapshots, otherwise within the rounding."""
@@ -83,6 +104,7 @@ class Search:
             return float(group["eps"]) * float(group["scale"])
         return float(group["lr"]) * float(group["scale"]) * self.base_eps / float(group["eps"])
 
+    @uninterrupted()
     def goto(self, kind: Kind, combination: Combination) -> None:
         """Move every weight to theta + sum_i factor * coefficient_i * Z_i, in one sweep."""
         swept = False
@@ -91,13 +113,13 @@ class Search:
             moves = target if self.snapshot else _difference(target, section.now)
             if not moves and not (self.snapshot and section.now):
                 continue
-            section.now, swept = target, True
             if moves:
                 self._combine(section, moves)
                 self._sweep(section, moves)
             else:
                 for entry in section.entries:
                     torch.mul(_theta(entry), entry.keep, out=entry.parameter)
+            section.now, swept = target, True
         self.sweeps += swept
 
     def restore(self) -> None:
@@ -121,9 +143,9 @@ class Search:
                     entry.momentum.mul_(momentum)
                     self.noise.add_dense_(entry.momentum.view(-1), fresh, entry.index, 0)
             moves = {} if self.snapshot else _difference({}, section.now)
-            section.now = {}
             self._combine(section, moves)
             self._sweep(section, moves, self.factor(section.group, "update"))
+            section.now = {}
         self.sweeps += 1
 
     def direction(self, entry: Entry, i: int) -> Tensor:
@@ -169,23 +191,36 @@ class Search:
     def _sweep(self, section: Section, moves: Combination, momentum_factor: float = 0.0) -> None:
         """Add space(move) to every weight of the section, and momentum_factor * space(M): one read and write of each.
 
-        Vectors that need nothing else go in one call.
+        When a weight cannot be moved (no memory is left, or its space raises), those before it are moved back.
         """
-        vectors: list[tuple[Tensor, Tensor]] = []
-        for entry in section.entries:
-            if momentum_factor and entry.move is not None and entry.momentum is not None:
-                entry.move.add_(entry.momentum, alpha=momentum_factor)
-            if entry.move is None:
-                self._sweep_regenerated(entry, moves, momentum_factor)
-            elif not self.snapshot and isinstance(entry.space, Dense) and entry.parameter.dtype == section.dtype:
-                vectors.append((entry.parameter, entry.move))
-            elif not self.snapshot and entry.parameter.dtype == section.dtype and entry.parameter.ndim == 2:
-                entry.space.add_rows_(entry.parameter, entry.move, entry.kept, 0)
-            else:
-                for weights, row in _pieces(entry, section.dtype):
-                    entry.space.add_rows_(weights, entry.move, entry.kept, row)
-        if vectors:
-            torch._foreach_add_([v[0] for v in vectors], [v[1] for v in vectors])
+        if momentum_factor:
+            for entry in section.entries:
+                if entry.move is not None and entry.momentum is not None:
+                    entry.move.add_(entry.momentum, alpha=momentum_factor)
+        for k, entry in enumerate(section.singly):
+            try:
+                self._sweep_one(section, entry, moves, momentum_factor)
+            except BaseException:
+                if not self.snapshot:
+                    section.move.neg_()
+                    back = {i: -scale for i, scale in moves.items()}
+                    for moved in section.singly[:k]:
+                        self._sweep_one(section, moved, back, -momentum_factor)
+                raise
+        if section.sums:
+            torch._foreach_add_([w for w, _ in section.sums], [x for _, x in section.sums])
+        if section.products:
+            weights, xs, bs = zip(*section.products, strict=True)
+            torch._foreach_addcmul_(weights, xs, bs)
+
+    def _sweep_one(self, section: Section, entry: Entry, moves: Combination, momentum_factor: float) -> None:
+        if entry.move is None:
+            self._sweep_regenerated(entry, moves, momentum_factor)
+        elif not self.snapshot and entry.parameter.dtype == section.dtype and entry.parameter.ndim == 2:
+            entry.space.add_rows_(entry.parameter, entry.move, entry.kept, 0)
+        else:
+            for weights, row in _pieces(entry, section.dtype):
+                entry.space.add_rows_(weights, entry.move, entry.kept, row)
 
     def _sweep_regenerated(self, entry: Entry, moves: Combination, momentum_factor: float) -> None:
         for weights, row in _pieces(entry, compute_dtype(entry.parameter.dtype)):
@@ -229,6 +264,11 @@ def _pieces(entry: Entry, dtype: torch.dtype) -> Iterator[tuple[Tensor, int]]:
 def _theta(entry: Entry) -> Tensor:
     assert entry.snapshot is not None
     return entry.snapshot
+
+
+def _stored(entry: Entry) -> Tensor:
+    assert entry.move is not None
+    return entry.move
 
 
 def kept_share(entry: Entry) -> float:

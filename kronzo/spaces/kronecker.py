@@ -89,15 +89,17 @@ class KroneckerSpace:
         """B, standard normal."""
         return {"B": normals(0, self.kept_shapes["B"])}
 
+    def as_product(self, out: Tensor, x: Tensor, kept: Kept) -> tuple[Tensor, Tensor, Tensor]:
+        """Views of the whole m x n weight, x and B, so that out += x (x) B is one broadcast product."""
+        (m2, n2), n1 = self.kept_shapes["B"], x.shape[1]
+        return out.view(-1, m2, n1, n2), x.view(-1, 1, n1, 1), kept["B"].view(1, m2, 1, n2)
+
     def add_rows_(self, out: Tensor, x: Tensor, kept: Kept, start: int) -> None:
         """Out += (x (x) B)[start:start + rows]: row m2*a + b is x[a] (x) B[b].
 
         Whole bands of m2 rows go in one call; a range that begins or ends inside a band takes a call for that part.
         """
         (m2, n2), b = self.kept_shapes["B"], kept["B"]
-        if out.shape[0] == self.matrix[0]:
-            out.view(-1, m2, x.shape[1], n2).addcmul_(x.view(-1, 1, x.shape[1], 1), b.view(1, m2, 1, n2))
-            return
         row, stop = start, start + out.shape[0]
         while row < stop:
             band, offset = divmod(row, m2)
