@@ -1,9 +1,11 @@
 """What a step costs beyond its forwards: GPT-2 small, and a small model where Python's overhead shows.
 
-    python benchmarks/bench_step.py            1 x 256 and 1 x 1024 tokens, all methods (about 10 minutes)
+    python benchmarks/bench_step.py            1 x 256 and 1 x 1024 tokens, all methods (about 15 minutes)
     python benchmarks/bench_step.py --quick    KronZO and LOZO on a 2-layer stack, and the small model (at most 60 s)
 
-With torchzero installed (extra bench) its SPSA and MeZO modules run in the same turns. Prints one JSON object.
+"three mul_" takes two forwards and three in-place mul_ over the weights: the least that any step of two probes moves in
+memory. The naive steps write torch.kron, U V^T and the whole z out in each of their three sweeps. With torchzero
+installed (extra bench) its SPSA and MeZO modules run in the same turns. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -12,18 +14,18 @@ import argparse
 import time
 import warnings
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
-from measure import emit, spread
+from measure import emit, naive_sweeps, spread, torchzero_steps
 
 import kronzo
 from kronzo.pretrain.gpt2 import GPT2, GPT2Config, config
 
 SMALL = GPT2Config(vocab_size=256, context=64, layers=3, heads=2, width=64)
 BARS = {("kronzo", 256): 0.10, ("lozo", 256): 0.14, ("kronzo", 1024): 0.03, ("lozo", 1024): 0.04}
+BIG = ("kronzo", "lozo", "subzero", "tezo", "mezo")
 
 
 class Clock:
@@ -42,45 +44,35 @@ class Clock:
         return loss
 
 
-def beyond(step: Callable[[], Any], clock: Clock, rounds: int) -> list[float]:
-    """(step - forwards) / forwards of each round, after two steps of warm-up."""
-    shares = []
+def beyond(steps: dict[str, Callable[[], Any]], clock: Clock, rounds: int) -> dict[str, list[float]]:
+    """(step - forwards) / forwards of each round, two rounds of warm-up aside; all steps take turns."""
+    shares: dict[str, list[float]] = {label: [] for label in steps}
     for turn in range(rounds + 2):
-        clock.seconds, start = 0.0, clock.now()
-        step()
-        total = clock.now() - start
-        if turn > 1:
-            shares.append((total - clock.seconds) / clock.seconds)
+        for label, step in steps.items():
+            clock.seconds, start = 0.0, clock.now()
+            step()
+            total = clock.now() - start
+            if turn > 1:
+                shares[label].append((total - clock.seconds) / clock.seconds)
     return shares
 
 
-def torchzero_steps(model: GPT2, clock: Clock) -> dict[str, Callable[[], Any]]:
-    """Steps of torchzero's SPSA and MeZO with one sample, where it is installed."""
-    if find_spec("torchzero") is None:
-        return {}
-    import torchzero as tz
-
-    out: dict[str, Callable[[], Any]] = {}
-    for name, module in (("torchzero SPSA", tz.m.SPSA(h=1e-3)), ("torchzero MeZO", tz.m.MeZO(h=1e-3))):
-        opt = tz.Optimizer(model.parameters(), module, tz.m.LR(1e-7))
-
-        def step(opt: Any = opt) -> None:
-            with torch.no_grad():
-                opt.step(clock)
-
-        out[name] = step
-    return out
+def two_probes(clock: Clock, sweep: Callable[[], Any]) -> Callable[[], Any]:
+    """Two forwards and three sweeps, as an averaging step with one direction takes them."""
+    return torch.no_grad()(lambda: (sweep(), clock(), sweep(), clock(), sweep()))
 
 
-def run(model: GPT2, batch: int, tokens: int, methods: dict[str, dict[str, Any]], rounds: int, zero: bool) -> Any:
-    """Shares beyond the forwards by method."""
-    clock, steps = Clock(model, batch, tokens), {}
+def run(clock: Clock, methods: dict[str, dict[str, Any]], rounds: int, others: bool) -> dict[str, list[float]]:
+    """Shares beyond the forwards by method, with the naive steps and torchzero's on request."""
+    weights, steps = list(clock.model.parameters()), {}
     for label, keywords in methods.items():
-        opt = kronzo.METHODS[label.split()[0]](model.named_parameters(), lr=1e-7, **keywords)
+        opt = kronzo.METHODS[label.split()[0]](clock.model.named_parameters(), lr=1e-7, **keywords)
         steps[label] = lambda opt=opt: opt.step(clock)
-    if zero:
-        steps |= torchzero_steps(model, clock)
-    return {label: beyond(step, clock, rounds) for label, step in steps.items()}
+    steps["three mul_"] = two_probes(clock, lambda: [w.mul_(1.0) for w in weights])
+    if others:
+        steps |= {label: two_probes(clock, sweep) for label, sweep in naive_sweeps(weights).items()}
+        steps |= torchzero_steps(clock.model, clock)
+    return beyond(steps, clock, rounds)
 
 
 def main() -> None:
@@ -92,22 +84,25 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
     layers, lengths, rounds = (2, (256,), 3) if options.quick else (12, (256, 1024), 5)
-    names = ("kronzo", "lozo") if options.quick else ("kronzo", "lozo", "subzero", "tezo", "mezo")
     results: dict[str, Any] = {}
     ratios: dict[str, Any] = {"bars": {}}
+
+    def record(shares: dict[str, list[float]], where: str) -> None:
+        for label, values in shares.items():
+            results[f"{label}, {where}"], ratios[f"{label}, {where}"] = spread(values), float(np.median(values))
+
     big = GPT2(config("gpt2", layers=layers))
+    names = BIG[:2] if options.quick else BIG
     for tokens in lengths:
-        for label, shares in run(big, 1, tokens, {name: {} for name in names}, rounds, not options.quick).items():
-            key = f"{label}, 1 x {tokens} tokens"
-            results[key], ratios[key] = spread(shares), float(np.median(shares))
-            if (label, tokens) in BARS:
-                bar = BARS[label, tokens]
-                ratios["bars"][f"{key} <= {bar}"] = ratios[key] <= bar
+        others = tokens == 256 and not options.quick
+        record(run(Clock(big, 1, tokens), {name: {} for name in names}, rounds, others), f"1 x {tokens} tokens")
+    for (name, tokens), bar in BARS.items():
+        if tokens in lengths:
+            key = f"{name}, 1 x {tokens} tokens"
+            ratios["bars"][f"{key} <= {bar}"] = ratios[key] <= bar
     many = {"directions": 33, "rule": "directional"}
     small = {name: {} for name in kronzo.METHODS} | {f"{name} directional 33": many for name in ("kronzo", "lozo")}
-    for label, shares in run(GPT2(SMALL), 8, 64, small, 15, True).items():
-        key = f"{label}, 170 k parameters, 8 x 64 tokens"
-        results[key], ratios[key] = spread(shares), float(np.median(shares))
+    record(run(Clock(GPT2(SMALL), 8, 64), small, 15, True), "170 k parameters, 8 x 64 tokens")
     emit("step", {"layers": layers, "threads": options.threads, "rounds": rounds}, results, ratios)
 
 

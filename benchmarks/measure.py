@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from kronzo.spaces.kronecker import factor_shapes
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+import oracles
 
 
 def environment() -> dict[str, Any]:
@@ -38,6 +47,33 @@ def interleaved(functions: dict[str, Callable[[], object]], rounds: int) -> dict
             if turn:
                 seconds[name].append(clock() - start)
     return seconds
+
+
+def naive_sweeps(weights: Sequence[Tensor]) -> dict[str, Callable[[], None]]:
+    """One sweep of each kind with everything written out, over the matrices; factors drawn beforehand."""
+    matrices = [w.detach() for w in weights if w.ndim == 2]
+    shapes = [factor_shapes(*w.shape) for w in matrices]
+    xs = [torch.randn(m1, n1) for m1, _, n1, _ in shapes]
+    bs = [torch.randn(m2, n2) for _, m2, _, n2 in shapes]
+    us, vs = ([torch.randn(w.shape[k], 2) for w in matrices] for k in (0, 1))
+    return {
+        "naive torch.kron": lambda: oracles.kron_sweep(matrices, xs, bs, 1e-9),
+        "naive U V^T": lambda: oracles.outer_sweep(matrices, us, vs, 1e-9),
+        "naive whole z": lambda: oracles.noise_sweep(matrices, 1e-9, 0),
+    }
+
+
+def torchzero_steps(model: torch.nn.Module, closure: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
+    """Steps of torchzero's SPSA and MeZO with one sample, where it is installed; it calls closure(backward)."""
+    if find_spec("torchzero") is None:
+        return {}
+    import torchzero as tz
+
+    def steps(module: Any) -> Callable[[], Any]:
+        opt = tz.Optimizer(model.parameters(), module, tz.m.LR(1e-7))
+        return torch.no_grad()(lambda: opt.step(closure))
+
+    return {"torchzero SPSA": steps(tz.m.SPSA(h=1e-3)), "torchzero MeZO": steps(tz.m.MeZO(h=1e-3))}
 
 
 def spread(values: list[float]) -> dict[str, float]:

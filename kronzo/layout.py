@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kronzo.noise import Scalar
 from kronzo.spaces.base import Family, Kept, Space
+from kronzo.spaces.kronecker import KroneckerSpace, Product
 
 Restore = Literal["auto", "arithmetic", "snapshot"]
 
@@ -53,8 +54,8 @@ class Section:
     """Where the section stands: what each direction has been added with."""
     sums: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """(weight, its move): swept by one call for all."""
-    products: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
-    """(weight, A, B) as views whose broadcast product is the move: swept by one call for all."""
+    products: list[Product] = field(default_factory=list)
+    """Broadcast products: swept by one call for all."""
     singly: list[Entry] = field(default_factory=list)
     """Swept one after the other."""
 
@@ -125,6 +126,11 @@ def capacity(spaces: Sequence[tuple[Tensor, Space]]) -> tuple[int, int]:
 
 
 def direction_budget(spaces: Sequence[tuple[Tensor, Space]], directions: int) -> int:
-    """Bytes that coordinates take in a step: the kept directions and the buffer of the present sweep."""
+    """Bytes of coordinates in a step: the kept directions, the buffer of the present sweep, copies that sweeps need."""
     kept, stored = capacity(spaces)
-    return stored * (min(directions, kept) + 1)
+    copies = sum(
+        space.widened * p.element_size()
+        for p, space in spaces
+        if isinstance(space, KroneckerSpace) and p.device.type == "cpu"
+    )
+    return stored * (min(directions, kept) + 1) + copies

@@ -209,9 +209,10 @@ class Search:
                 raise
         if section.sums:
             torch._foreach_add_([w for w, _ in section.sums], [x for _, x in section.sums])
-        if section.products:
-            weights, xs, bs = zip(*section.products, strict=True)
-            torch._foreach_addcmul_(weights, xs, bs)
+        if spread := [p.spread for p in section.products if p.spread is not None]:
+            torch._foreach_copy_([wide for wide, _ in spread], [x for _, x in spread])
+        if products := section.products:
+            torch._foreach_addcmul_([p.weight for p in products], [p.a for p in products], [p.b for p in products])
 
     def _sweep_one(self, section: Section, entry: Entry, moves: Combination, momentum_factor: float) -> None:
         if entry.move is None:

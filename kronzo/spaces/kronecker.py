@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from kronzo.spaces.dense import Dense
 
 Shapes = tuple[int, int, int, int]
 """(m1, m2, n1, n2): A is m1 x n1, B is m2 x n2."""
+_SHORT_ROW, _SMALL = 32, 2**18
 Factors = Literal["square"] | tuple[Literal["max"], int] | Callable[[int, int], Shapes]
 
 
@@ -69,6 +70,15 @@ def factor_shapes(m: int, n: int, factors: Factors = "square") -> Shapes:
     )
 
 
+class Product(NamedTuple):
+    """weight += a * b, broadcast; `spread` is (destination, source) of a copy that must come first."""
+
+    weight: Tensor
+    a: Tensor
+    b: Tensor
+    spread: tuple[Tensor, Tensor] | None = None
+
+
 class KroneckerSpace:
     """Z = X (x) B for one m x n weight; X is m1 x n1, B is m2 x n2, both standard normal, so E[vec Z vec Z^T] = I.
 
@@ -89,10 +99,21 @@ class KroneckerSpace:
         """B, standard normal."""
         return {"B": normals(0, self.kept_shapes["B"])}
 
-    def as_product(self, out: Tensor, x: Tensor, kept: Kept) -> tuple[Tensor, Tensor, Tensor]:
-        """Views of the whole m x n weight, x and B, so that out += x (x) B is one broadcast product."""
+    @property
+    def widened(self) -> int:
+        """Numbers of the copies that `as_product` makes on a CPU: rows of B in a small weight are too short for it."""
+        (m2, n2), (m1, _), (m, n) = self.kept_shapes["B"], self.coordinates, self.matrix
+        return (m1 + m2) * n if n2 < _SHORT_ROW and m * n <= _SMALL else 0
+
+    def as_product(self, out: Tensor, x: Tensor, kept: Kept) -> Product:
+        """The whole m x n weight, x and B as views, so that out += x (x) B is one broadcast product, the same bits."""
         (m2, n2), n1 = self.kept_shapes["B"], x.shape[1]
-        return out.view(-1, m2, n1, n2), x.view(-1, 1, n1, 1), kept["B"].view(1, m2, 1, n2)
+        x, b = x.view(-1, 1, n1, 1), kept["B"].view(1, m2, 1, n2)
+        if not self.widened or out.device.type != "cpu":
+            return Product(out.view(-1, m2, n1, n2), x, b)
+        wide = x.new_empty(x.shape[0], 1, n1, n2)
+        tiled = b.expand(-1, -1, n1, -1).reshape(1, m2, -1)
+        return Product(out.view(-1, m2, n1 * n2), wide.view(-1, 1, n1 * n2), tiled, (wide, x))
 
     def add_rows_(self, out: Tensor, x: Tensor, kept: Kept, start: int) -> None:
         """Out += (x (x) B)[start:start + rows]: row m2*a + b is x[a] (x) B[b].

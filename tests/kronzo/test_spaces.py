@@ -46,6 +46,22 @@ def test_any_rows_of_any_shape_equal_the_naive_z(name, m, n, start, count, trans
     assert out[:start].abs().sum() == 0 and out[start + rows :].abs().sum() == 0
 
 
+@given(st.integers(1, 150), st.integers(1, 150), st.integers(1, 60), st.sampled_from([torch.float32, torch.float64]))
+def test_the_product_of_a_whole_weight_is_its_rows_bit_for_bit(m, n, rows, dtype):
+    space, x, kept = drawn(Kronecker(), (m, n), seed=n)
+    x, kept = x.to(dtype), {"B": kept["B"].to(dtype)}
+    whole = torch.randn(m, n, generator=torch.Generator().manual_seed(m)).to(dtype)
+    pieces = whole.clone()
+    product = space.as_product(whole, x, kept)
+    if product.spread is not None:
+        product.spread[0].copy_(product.spread[1])
+        assert product.a.numel() + product.b.numel() == space.widened
+    product.weight.addcmul_(product.a, product.b)
+    for start in range(0, m, rows):
+        space.add_rows_(pieces[start : start + rows], x, kept, start)
+    assert torch.equal(whole, pieces)
+
+
 @pytest.mark.parametrize("name", [n for n in FAMILIES if n != "published"])
 def test_unit_scale(name):
     """E[vec Z vec Z^T] = I: every entry of the mean of 4 000 outer products within 6 of its standard errors."""
