@@ -1,8 +1,8 @@
 """Singular values of one matrix: exact enough to trust, cheap enough to take while training.
 
-With C the matrix scaled by max|G| and turned tall, the singular values are the roots of the eigenvalues of the n x n
-Gram matrix C^T C. Accumulated in float64 over blocks of rows it is more accurate than a float32 SVD down to
-s / s_1 = 1e-6 (relative error about 2e-16 (s_1 / s)^2 against 6e-8 s_1 / s) and needs no copy of G.
+With C the matrix turned tall (in float64 also scaled by max|G|), the singular values are the roots of the eigenvalues
+of the n x n Gram matrix C^T C. Accumulated in float64 over blocks of rows it is more accurate than a float32 SVD down
+to s / s_1 = 1e-6 (relative error about 2e-16 (s_1 / s)^2 against 6e-8 s_1 / s) and needs no copy of G.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -22,6 +21,9 @@ Float = NDArray[np.float64]
 
 CHUNK_NUMBERS = 1024 * 768
 """Numbers of float64 in a block of rows; two blocks, 13 MB, are alive while a Gram matrix is accumulated."""
+
+PANEL = 192
+"""Columns of the Gram matrix computed at a time, from the diagonal down: what lies above it is not computed twice."""
 
 TOLERANCE = 1e-12
 """Largest |sum s^2 - ||G||_F^2| / ||G||_F^2 that passes as converged."""
@@ -93,6 +95,22 @@ def largest_entry(g: Tensor) -> float:
     )
 
 
+def _scale(g: Tensor) -> float:
+    """Return what to divide by before squaring: max|G| of a float64 matrix, 1.0 of a narrower one, 0.0 of zeros.
+
+    Squares of narrower numbers neither overflow nor vanish in float64.
+
+    Raises:
+        InputError: NaN or inf entries.
+    """
+    peak = largest_entry(g)
+    if not np.isfinite(peak):
+        raise InputError(
+            f"the {tuple(g.shape)} matrix holds NaN or inf; singular values need finite entries; clean it first"
+        )
+    return peak if g.dtype == torch.float64 or peak == 0 else 1.0
+
+
 def blocks(g: Tensor, scale: float) -> Iterator[Tensor]:
     """Yield G / scale in float64, block after block of rows of the tall orientation (at most `CHUNK_NUMBERS` each)."""
     tall = g if g.shape[0] >= g.shape[1] else g.T
@@ -100,21 +118,30 @@ def blocks(g: Tensor, scale: float) -> Iterator[Tensor]:
     for block in tall.split(rows):
         block = block.cpu() if block.device.type == "mps" else block
         # A float64 gradient would otherwise share its memory with the block and be divided in place.
-        yield block.to(torch.float64, copy=True).div_(scale)
+        wide = block.to(torch.float64, copy=True)
+        yield wide if scale == 1.0 else wide.div_(scale)
 
 
 def gram(g: Tensor, scale: float) -> tuple[Tensor, float]:
     """Return C^T C of the scaled tall matrix C, float64 (p, p) on the CPU, and ||C||_F^2 summed independently of it.
 
-    Cost: 2 m n p flops, one pass over G, 2 `CHUNK_NUMBERS` + 2 p^2 numbers of float64.
+    Cost: about m n p flops, one pass over G, 2 `CHUNK_NUMBERS` + 2 p^2 numbers of float64.
     """
     p = min(g.shape)
     total = torch.zeros(p, p, dtype=torch.float64, device="cpu" if g.device.type == "mps" else g.device)
     energy = 0.0
     for block in blocks(g, scale):
         energy += float(torch.linalg.vector_norm(block)) ** 2
-        total.addmm_(block.T, block)
-    return total.cpu(), energy
+        for at in range(0, p, PANEL):
+            total[at:, at : at + PANEL].addmm_(block[:, at:].T, block[:, at : at + PANEL])
+    return mirrored(total.cpu()), energy
+
+
+def mirrored(lower: Tensor) -> Tensor:
+    """Return the symmetric matrix of a lower triangle, in place."""
+    for at in range(0, len(lower), PANEL):
+        lower[at : at + PANEL, at + PANEL :] = lower[at + PANEL :, at : at + PANEL].T
+    return lower
 
 
 def eigenvalues(c: Tensor) -> Float:
@@ -145,6 +172,8 @@ def _from_svd(g: Tensor, scale: float, driver: str) -> tuple[Float, float]:
     energy = sum(float(torch.linalg.vector_norm(block)) ** 2 for block in blocks(g, scale))
     if driver == "exact":
         return torch.linalg.svdvals(c).numpy(), energy
+    import scipy.linalg
+
     return scipy.linalg.svd(c.numpy(), compute_uv=False, lapack_driver="gesvd", check_finite=False), energy
 
 
@@ -217,17 +246,13 @@ def singular_values(
     Raises:
         InputError: NaN or inf entries, fewer than two dimensions, integer or complex numbers, unknown method, bad k.
 
-    Cost: gram: 2 m n p flops, 13 MB + 2 p^2 float64 and the BLAS's own buffers. exact: about 4 m n p flops and a
+    Cost: gram: m n p flops, 13 MB + 2 p^2 float64 and the BLAS's own buffers. exact: about 4 m n p flops and a
     float64 copy of the matrix.
     """
     g = as_matrix(matrix)
     p = min(g.shape)
     _check(method, k, p)
-    scale = largest_entry(g)
-    if not np.isfinite(scale):
-        raise InputError(
-            f"the {tuple(g.shape)} matrix holds NaN or inf; singular values need finite entries; clean it first"
-        )
+    scale = _scale(g)
     if scale == 0:
         return Spectrum(np.zeros(p)[:k], (g.shape[0], g.shape[1]), "exact", 0.0, True)
     if method == "randomized":
@@ -250,19 +275,14 @@ def singular_triplets(matrix: Tensor | NDArray[np.floating], k: int) -> Triplets
     Raises:
         InputError: k outside that range, NaN or inf entries.
 
-    Cost: 2 m n p flops for the Gram matrix, about 9 p^3 for its eigenvectors, 2 m n k for the other side.
+    Cost: m n p flops for the Gram matrix, about 9 p^3 for its eigenvectors, 2 m n k for the other side.
     """
     g = as_matrix(matrix)
     if not 1 <= k <= min(g.shape):
         raise InputError(
             f"k={k} for a {tuple(g.shape)} matrix; it has {min(g.shape)} singular triplets; pass 1 <= k <= that"
         )
-    scale = largest_entry(g)
-    if not np.isfinite(scale):
-        raise InputError(
-            f"the {tuple(g.shape)} matrix holds NaN or inf; singular vectors need finite entries; clean it first"
-        )
-    scale = scale or 1.0
+    scale = _scale(g) or 1.0
     c, _ = gram(g, scale)
     energies, vectors = torch.linalg.eigh(c)
     right = vectors[:, -k:].flip(1)

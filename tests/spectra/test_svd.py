@@ -77,6 +77,25 @@ def test_blocks_cover_every_row_and_leave_the_matrix_alone(monkeypatch):
         assert torch.equal(g, before)
 
 
+@pytest.mark.parametrize("shape", [(40, 23), (23, 40), (12, 12), (9, 5)])
+def test_the_gram_matrix_is_whole_though_only_its_lower_half_is_computed(monkeypatch, shape):
+    monkeypatch.setattr(svd, "PANEL", 5)
+    monkeypatch.setattr(svd, "CHUNK_NUMBERS", 100)
+    g = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    tall = g.double() if shape[0] >= shape[1] else g.double().T
+    found, energy = svd.gram(g, 1.0)
+    torch.testing.assert_close(found, tall.T @ tall, rtol=1e-13, atol=1e-13)
+    assert energy == pytest.approx(float((g.double() ** 2).sum()), rel=1e-13)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_float64_is_scaled_before_it_is_squared(scale):
+    g = torch.randn(12, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    for method in ("gram", "exact"):
+        found = spectra.singular_values(g * scale, method)
+        np.testing.assert_allclose(found.values / scale, spectra.singular_values(g).values, rtol=1e-9)
+
+
 @pytest.mark.parametrize("shape", [(1, 7), (7, 1), (3, 100_000), (1, 1), (0, 4), (4, 0)])
 def test_odd_shapes_are_answered(shape):
     found = spectra.singular_values(torch.ones(shape))
