@@ -147,6 +147,37 @@ def lr_range(
 
 
 @app.command()
+def memory(
+    model: Annotated[str, typer.Argument(help="nano, micro, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl.")],
+    batch: Annotated[int, typer.Option(help="Sequences a step.")] = 1,
+    context: Annotated[int | None, typer.Option(help="Tokens in each; by default the model's context.")] = None,
+    method: Annotated[str, typer.Option(help="adamw, sgd, kronzo, lozo, subzero, mezo, ...")] = "kronzo",
+    dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32",
+    checkpoint_blocks: Annotated[
+        bool, typer.Option("--checkpoint-blocks", help="Keep one activation a block.")
+    ] = False,
+    full_logits: Annotated[bool, typer.Option("--full-logits", help="Hold the logits of all tokens at once.")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    budget: Annotated[float | None, typer.Option(help="GiB; by default what is free now.")] = None,
+    predict: Annotated[bool, typer.Option("--predict", help="Do not measure.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Predict and measure the peak memory of a step, by part.
+
+    And the largest batch that fits. Measured in processes of their own; a model that does not fit is predicted only.
+    """
+    from kronzo.pretrain import gpt2
+    from kronzo.pretrain import memory as examination
+
+    shape = gpt2.config(model)
+    job = examination.Job(
+        shape, batch, context or shape.context, method, dtype, checkpoint_blocks, full_logits, device=device
+    )
+    found = examination.examine(job, None if budget is None else int(budget * 2**30), measure_too=not predict)
+    typer.echo(examination.as_json(found) if as_json else examination.as_text(found, model))
+
+
+@app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Say what is here: versions, devices, extras, corpora, data."""
     from kronzo.pretrain import doctor as examination

@@ -40,6 +40,21 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class ForwardConfig:
+    """How the forwards of training are computed: arguments of kronzo.pretrain.gpt2.GPT2.use.
+
+    Args:
+        precision: "float32" or "bfloat16" (autocast; the weights stay float32, evaluations too).
+        compile: by torch.compile.
+        checkpoint_blocks: keep one activation a block for the backward and compute the rest again; first order only.
+    """
+
+    precision: str = "float32"
+    compile: bool = False
+    checkpoint_blocks: bool = False
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """The corpus and its tokenizer: arguments of kronzo.pretrain.data.open_corpus.
 
@@ -176,7 +191,7 @@ class Config:
         threads: torch threads, set by the command line; 0 leaves torch's choice.
         device: "cpu", "cuda" or "auto".
         init: a run, a checkpoint folder or a .safetensors file to start from; "" starts from the seed.
-        model, data, optimizer, budget, spectra, evaluation, checkpoint: the sections.
+        model, forward, data, optimizer, budget, spectra, evaluation, checkpoint: the sections.
     """
 
     seed: int = 0
@@ -184,6 +199,7 @@ class Config:
     device: str = "cpu"
     init: str = ""
     model: ModelConfig = field(default_factory=ModelConfig)
+    forward: ForwardConfig = field(default_factory=ForwardConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
@@ -296,7 +312,11 @@ _LEAST = {
     "checkpoint.points": 1,
     "checkpoint.keep": 1,
 }
-_CHOICES = {"device": ("cpu", "cuda", "auto"), "optimizer.schedule": ("cosine", "constant")}
+_CHOICES = {
+    "device": ("cpu", "cuda", "auto"),
+    "forward.precision": ("float32", "bfloat16"),
+    "optimizer.schedule": ("cosine", "constant"),
+}
 
 
 def _check_budget(budget: BudgetConfig) -> None:

@@ -126,6 +126,7 @@ class _Trainer:
         self.console = Reporter("", 0, show=False)
         torch.manual_seed(config.seed)
         self.model = gpt2.GPT2(shape_of(config.model, 0), seed=config.seed, device=config.device)
+        self.model.use(**asdict(config.forward))
         if config.init:
             weights = checkpoint.initial_weights(Path(config.init))
             checkpoint.load_weights(self.model, weights, config.init)

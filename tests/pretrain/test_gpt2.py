@@ -114,7 +114,7 @@ def test_a_chunked_loss_has_the_values_and_gradients_of_a_whole_one(monkeypatch:
         expected = model.token_losses(x, y)
         whole = torch.autograd.grad((expected * weights).sum(), list(model.parameters()))
     assert seen.most == 27
-    monkeypatch.setattr(gpt2, "_MAX_LOGITS", rows * SMALL.vocab_size)
+    monkeypatch.setattr(gpt2, "MAX_LOGITS", rows * SMALL.vocab_size)
     with LogitRows() as seen:
         losses = model.token_losses(x, y)
         parts = torch.autograd.grad((losses * weights).sum(), list(model.parameters()))
@@ -131,7 +131,7 @@ def test_a_chunked_loss_of_bfloat16_weights_has_gradients_of_their_type(monkeypa
     exact = small_model()
     model = small_model(torch.bfloat16)
     whole = torch.autograd.grad(exact.loss(x, y), list(exact.parameters()))
-    monkeypatch.setattr(gpt2, "_MAX_LOGITS", 5 * SMALL.vocab_size)
+    monkeypatch.setattr(gpt2, "MAX_LOGITS", 5 * SMALL.vocab_size)
     parts = torch.autograd.grad(model.loss(x, y), list(model.parameters()))
     assert all(part.dtype == torch.bfloat16 for part in parts)
     for one, other in zip(whole, parts):

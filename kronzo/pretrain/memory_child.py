@@ -1,0 +1,101 @@
+"""One stage of one job in a process of its own, which prints the bytes it took as JSON; `memory.measure` starts it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import kronzo
+from kronzo.pretrain import optimizers
+from kronzo.pretrain.config import OptimizerConfig
+from kronzo.pretrain.gpt2 import GPT2
+from kronzo.pretrain.memory import DTYPES, Job, build_zeroth_order
+
+_SHORT = 8
+
+
+def run(stage: str, job: Job) -> dict[str, int]:
+    """Return the bytes of a stage above the interpreter, and the interpreter's own."""
+    interpreter = _warmed(job.device)
+    model = GPT2(job.shape, device=job.device, dtype=DTYPES[job.dtype]).use(checkpoint_blocks=job.checkpoint_blocks)
+    if stage == "weights":
+        return _result(_held(job.device), interpreter)
+    if stage == "optimizer":
+        kept: Any = _steps(replace(job, batch=1, context=min(_SHORT, job.context)), model)
+        return _result(_held(job.device), interpreter)
+    if stage == "peak":
+        kept = _steps(job, model)
+    else:
+        with torch.set_grad_enabled(job.first_order):
+            x, y = _batch(job)
+            kept = model.hidden(x) if stage == "activations" else _loss(job, model, x, y)
+    del kept
+    return _result(_peak(job.device), interpreter)
+
+
+def _result(found: int, interpreter: int) -> dict[str, int]:
+    return {"bytes": found - interpreter, "interpreter": interpreter}
+
+
+def _warmed(device: str) -> int:
+    """Bytes of the process once torch and the optimizers have worked: what they load is not a step's."""
+    warm = torch.nn.Parameter(torch.ones(4, 4, device=device))
+    kronzo.KronZO([warm]).step(lambda: (warm @ warm).sum())
+    (warm @ warm).sum().backward()
+    torch.optim.AdamW([warm], fused=True).step()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    return _held(device)
+
+
+def _held(device: str) -> int:
+    """Bytes held now: allocated on a GPU, else resident."""
+    return torch.cuda.memory_allocated() if device == "cuda" else _status("VmRSS")
+
+
+def _peak(device: str) -> int:
+    """The most bytes held so far; getrusage would start from the peak of the parent process."""
+    return torch.cuda.max_memory_allocated() if device == "cuda" else _status("VmHWM")
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
+
+
+def _batch(job: Job) -> tuple[Tensor, Tensor]:
+    x, y = torch.randint(0, job.shape.vocab_size, (2, job.batch, job.context)).unbind()
+    return x.to(job.device), y.to(job.device)
+
+
+def _loss(job: Job, model: GPT2, x: Tensor, y: Tensor) -> Tensor:
+    if job.full_logits:
+        return torch.nn.functional.cross_entropy(model(x).flatten(0, 1).float(), y.flatten())
+    return model.loss(x, y)
+
+
+def _steps(job: Job, model: GPT2) -> torch.optim.Optimizer:
+    """Take two steps, of which the second one has all that an optimizer keeps; return the optimizer that keeps it."""
+    batch = _batch(job)
+    if not job.first_order:
+        optimizer = build_zeroth_order(job, model.named_parameters())
+        for _ in range(2):
+            optimizer.step(lambda: _loss(job, model, *batch))
+        return optimizer
+    config = optimizers.resolve(OptimizerConfig(method=job.method, clip=0.0))
+    first_order = optimizers.build(model, config, seed=0)
+    for _ in range(2):
+        _loss(job, model, *batch).backward()
+        first_order.step()
+        first_order.zero_grad()
+    return first_order
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(sys.argv[1], Job.from_json(sys.argv[2]))))  # noqa: T201  (the parent reads it)
