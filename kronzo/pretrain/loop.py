@@ -22,6 +22,7 @@ from kronzo.pretrain.config import Config
 from kronzo.pretrain.data import Corpus
 from kronzo.pretrain.log import FILE as METRICS
 from kronzo.pretrain.log import MetricsWriter
+from kronzo.pretrain.precision import coefficient_error
 from kronzo.pretrain.process import interrupts, own_random_stream, peak_bytes
 from kronzo.pretrain.progress import Reporter
 from kronzo.pretrain.resolve import corpus_of, resolve, shape_of
@@ -173,6 +174,8 @@ class _Trainer:
             self.recorder or nullcontext(),
             Reporter(title, self.steps, now.step, show=self.show) as report,
         ):
+            if now.step == 0 and self.config.forward.precision != "float32":
+                self._advise(report)
             if now.step == 0 and 0 in evaluations:
                 metrics.write(
                     {"step": 0, "tokens": 0, "token_forwards": 0, "forwards": 0, "seconds": 0.0} | self._evaluate()
@@ -201,6 +204,17 @@ class _Trainer:
                 if wanted:
                     break
         return self._finish()
+
+    def _advise(self, report: Reporter) -> None:
+        """Say what forwards of low precision cost a zeroth-order method, on the first batch."""
+        if not optimizers.is_zeroth_order(self.config.optimizer):
+            return
+        x, y = self.corpus.batch(
+            seed=self.config.seed, step=0, batch_size=self.config.budget.batch_size, context=self.context
+        )
+        found = coefficient_error(self.model, *self._to_device(x, y), self.optimizer.param_groups[0]["eps"])
+        if self.show or found.unresolved:
+            report.say(f"{found}" + ("; raise optimizer.eps or use float32" if found.unresolved else ""))
 
     def _step(self) -> dict[str, Any]:
         started = time.perf_counter()
