@@ -47,13 +47,14 @@ def step_colors(count: int) -> list[tuple[float, ...]]:
     return [tuple(color) for color in mpl.colormaps["viridis"](np.linspace(0.0, 0.85, count))]
 
 
-def spectra(run: Run, steps: Sequence[int] | None = None, relative: bool = False) -> Figure:
+def spectra(run: Run, steps: Sequence[int] | None = None, relative: bool = False, points: int | None = None) -> Figure:
     """Draw singular values (log) against their index, a pane per kind of layer, a colour per stage.
 
     Args:
         run: what to draw.
         steps: the stages; five evenly spread captures by default.
         relative: divide by s_1, which compares shapes.
+        points: at most about so many of each spectrum, the ends dense; all by default.
 
     Raises:
         InputError: nothing to draw, or a step that was not captured.
@@ -62,7 +63,7 @@ def spectra(run: Run, steps: Sequence[int] | None = None, relative: bool = False
     with style.journal():
         figure, panes = _panes(kinds)
         for axes, kind in zip(panes, kinds, strict=True):
-            draw_spectra(axes, run, kind, steps, relative)
+            draw_spectra(axes, run, kind, steps, relative, points)
         for axes in panes[1:]:
             axes.set_ylabel("")
         figure.legend(*panes[0].get_legend_handles_labels(), title="step", loc="outside right upper")

@@ -88,12 +88,15 @@ def journal() -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, path: str | Path) -> list[Path]:
-    """Write PATH.png and PATH.pdf with metadata that do not change from run to run, and return the two paths."""
+def save(figure: Figure, path: str | Path, about: str | None = None) -> list[Path]:
+    """Write PATH.png and PATH.pdf with metadata that do not change from run to run, and return the two paths.
+
+    `about` goes into both, as the PNG's Description and the PDF's Subject.
+    """
     stem = Path(path).with_suffix("")
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, pdf = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".pdf")
     with journal():
-        figure.savefig(png, metadata={"Software": None})
-        figure.savefig(pdf, metadata={"CreationDate": None, "Producer": None, "Creator": None})
+        figure.savefig(png, metadata={"Software": None} | ({"Description": about} if about else {}))
+        figure.savefig(pdf, metadata={"CreationDate": None, "Producer": None, "Creator": None, "Subject": about})
     return [png, pdf]

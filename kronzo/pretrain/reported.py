@@ -42,6 +42,15 @@ ROWS = (
     Reported("mezo", "average", 8.62, 6.7, 1.0),
 )
 
+XL = (
+    Reported("adamw", "", 2.85, 2.6, 20.0),
+    Reported("kronzo", "directional", 8.21, 66.0, 6.4),
+)
+"""GPT-2 XL, the same columns."""
+
+COMPRESSION = {"MeZO": 1.0, "LOZO, rank 4": 150.0, "KronZO": 650.0}
+"""Numbers of a 2304 x 768 matrix for each one that a direction stores."""
+
 UNTRAINED = 11.0
 """Loss before the first step, nats a token."""
 

@@ -1,0 +1,7 @@
+"""Every drawing, in the order in which they are shown."""
+
+from __future__ import annotations
+
+from figures import fig_memory, fig_rosenbrock, fig_spectra, tables
+
+DRAWINGS = (*fig_spectra.DRAWINGS, *fig_rosenbrock.DRAWINGS, *fig_memory.DRAWINGS, *tables.DRAWINGS)

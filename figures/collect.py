@@ -1,0 +1,149 @@
+"""From run folders to the small frames that figures are drawn from; runs.toml names these functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+import spectra
+from figures.compute import memory, rosenbrock, storage
+from kronzo.pretrain import results
+from kronzo.pretrain.comparison import read_comparison
+from kronzo.pretrain.config import from_toml, to_dict
+from kronzo.pretrain.folder import MANIFEST
+from spectra.run import Part, Run
+from spectra.schema import SCHEMA, conform
+
+__all__ = ["comparisons", "memory", "reproduction", "rosenbrock", "spectra_of", "storage", "store_of"]
+
+_KEPT = ["step", "layer", "kind", "part", "quantity", "rows", "cols", "tokens", "status"]
+_RANKS = ["stable_rank", "participation_ratio"]
+_LOGGED = ["step", "tokens", "token_forwards", "forwards", "seconds", "peak_bytes", "val_loss"]
+_CORPUS = ("source", "sha256", "documents", "tokens")
+
+
+def spectra_of(folder: str) -> pd.DataFrame:
+    """Return the gradient spectra of a run of `kronzo pretrain`: whole matrices, singular values, two ranks.
+
+    Args:
+        folder: of the run; its spectra are in FOLDER/spectra.
+
+    Returns:
+        Columns step, layer, kind, part, quantity, rows, cols, tokens, status, stable_rank, participation_ratio, the
+        same of noise and of chance, values (a list, float32): some of those of `spectra.schema`.
+    """
+    run = spectra.open(Path(folder) / "spectra")
+    frame = run.gradients()
+    columns = [*_KEPT, *_RANKS, *(f"{null}_{rank}" for null in ("noise", "chance") for rank in _RANKS)]
+    kept = frame[columns].reset_index(drop=True)
+    values = [run.values(int(step), str(layer)).astype("float32") for step, layer in zip(kept["step"], kept["layer"])]
+    kept = kept.assign(values=pd.Series(values, dtype=object))
+    kept.attrs |= _about_run(Path(folder))
+    return kept
+
+
+def store_of(frame: pd.DataFrame) -> Run:
+    """Return a frame of `spectra_of` as the Run that the functions of `spectra.plots` take."""
+    plain = pd.DataFrame(frame)
+    plain.attrs = {}
+    table = pa.Table.from_pandas(plain, preserve_index=False)
+    part = Part(int(frame["step"].min()), int(frame["step"].max()), conform(table, SCHEMA.names))
+    return Run([part], {})
+
+
+def _about_run(folder: Path) -> dict[str, Any]:
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    return {
+        "config": _from_here(to_dict(from_toml(folder))),
+        "seeds": [int(manifest["seed"])],
+        "corpus": [_short(manifest["corpus"])],
+        "versions": manifest["versions"] | {"python": manifest["python"]},
+        "git": manifest["git"],
+        "parameters": manifest["parameters"],
+    }
+
+
+def _from_here(value: Any) -> Any:
+    """Return nested values with paths below the working folder made relative to it."""
+    if isinstance(value, dict):
+        return {key: _from_here(part) for key, part in value.items()}
+    return value.replace(f"{Path.cwd()}/", "") if isinstance(value, str) else value
+
+
+def _short(corpus: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: corpus[key] for key in _CORPUS if key in corpus} | {"tokenizer": corpus["tokenizer"]["name"]}
+
+
+def comparisons(folders: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Return the tables of some folders of `kronzo compare` below each other.
+
+    Args:
+        folders: folder -> further columns, the same in each of its rows: model, corpus, and what the question needs.
+
+    Returns:
+        The columns of `kronzo.pretrain.comparison.collect`, those further ones, unigram and bigram.
+    """
+    parts, about = [], []
+    for folder, columns in folders.items():
+        part = read_comparison(folder)
+        about.append(part.attrs)
+        reference = {name: part.attrs["reference"][name] for name in ("unigram", "bigram")}
+        part.attrs = {}
+        parts.append(part.assign(**columns, **reference))
+    frame = pd.concat(parts, ignore_index=True)
+    environments = [environment for each in about for environment in each["environments"]]
+    frame.attrs = {
+        "command": [each["command"] for each in about],
+        "config": [each["grid"] for each in about],
+        "seeds": sorted({int(seed) for each in about for seed in each["grid"]["seeds"]}),
+        "corpus": [_short(each["corpus"]) for each in about],
+        "versions": environments[0]["versions"] | {"python": environments[0]["python"]},
+        "git": sorted({str(environment["git"]) for environment in environments}),
+        "trials": [each["trials"] for each in about],
+    }
+    return frame
+
+
+def reproduction(folder: str) -> pd.DataFrame:
+    """Return the evaluations of the methods that `kronzo reproduce` compared, in columns of `comparisons`.
+
+    Returns:
+        Columns row, label, method, rule ("" first order), budget, seed, lr, directions (NA first order), parameters,
+        step, tokens, token_forwards, forwards, seconds, peak_bytes, val_loss, acceptance_rate, unigram, bigram.
+    """
+    found = results.read(Path(folder))
+    parts = [_evaluations(run) for run in found.finished]
+    frame = pd.concat(parts, ignore_index=True).assign(unigram=found.line("unigram"), bigram=found.line("bigram"))
+    first = found.finished[0].manifest
+    frame.attrs = {
+        "command": [str(found.plan["command"])],
+        "config": {run.name: to_dict(run.config) for run in found.finished if run.config},
+        "seeds": [int(found.plan["seed"])],
+        "corpus": [_short(first["corpus"])],
+        "versions": first["versions"] | {"python": first["python"]},
+        "git": first["git"],
+    }
+    return frame
+
+
+def _evaluations(run: results.RunResult) -> pd.DataFrame:
+    assert run.config is not None, "finished runs have a config"
+    optimizer = run.config.optimizer
+    known = {
+        "row": run.name,
+        "label": run.label,
+        "method": run.method,
+        "rule": run.rule,
+        "budget": run.budget,
+        "seed": run.config.seed,
+        "lr": run.lr,
+        "directions": optimizer.directions,
+        "parameters": run.manifest["parameters"],
+    }
+    points = run.evaluations[_LOGGED].assign(**known, acceptance_rate=run.acceptance)
+    return points[[*known, *_LOGGED, "acceptance_rate"]].astype({"directions": "Int64"})

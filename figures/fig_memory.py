@@ -1,0 +1,55 @@
+"""fig6: peak memory of a training step against the size of the model."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from figures.drawing import Drawing
+from kronzo.pretrain import panels
+from kronzo.pretrain.units import count
+
+LOOKS = {"adamw": "adamw", "kronzo": "kronzo-average", "lozo": "lozo", "mezo": "mezo", "subzero": "subzero"}
+PANE = "GPT-2 and OPT shapes"
+
+
+def table(frame: pd.DataFrame) -> pd.DataFrame:
+    """GB against billions of parameters: a line of what is predicted, marks of what was measured."""
+    parts = []
+    for label, rows in frame.groupby("label", sort=False):
+        first = rows.iloc[0]
+        kind = "line" if first["dtype"] == "float32" and "checkpoint" not in str(label) else "dashed"
+        for source, kind_ in (("predicted", kind), ("measured", "hollow")):
+            points = rows[rows["source"] == source].sort_values("parameters")
+            if len(points):
+                series = str(label) if source == "predicted" else f"{label}, measured"
+                columns = {"x": points["parameters"] / 1e9, "y": points["bytes"] / 1e9}
+                part = pd.DataFrame(columns).assign(pane=PANE, series=series, look=LOOKS[first["method"]], kind=kind_)
+                parts.append(part.reindex(columns=panels.COLUMNS))
+    return pd.concat(parts, ignore_index=True)
+
+
+def make(frame: pd.DataFrame) -> Figure:
+    """Draw fig6."""
+    return panels.curves(
+        table(frame), xlabel="parameters, billions", ylabel="peak memory of a step, GB", xscale="log", yscale="log"
+    )
+
+
+def caption(frame: pd.DataFrame) -> str:
+    """The caption, with how far prediction and measurement lie apart."""
+    config = frame.attrs["config"]
+    both = frame.pivot(index=["model", "label"], columns="source", values="bytes").dropna()
+    apart = (both["predicted"] / both["measured"] - 1).abs().max() if len(both) else float("nan")
+    models = frame.drop_duplicates("model")
+    measured = frame.loc[frame["source"] == "measured", "model"].unique()
+    return (
+        f"Peak memory of one training step at {config['batch']} x {config['context']} tokens, from "
+        f"{models['model'].iloc[0]} ({count(models['parameters'].min())}) to {models['model'].iloc[-1]} "
+        f"({count(models['parameters'].max())}). Lines are computed from the shapes; hollow marks were measured as the "
+        f"peak resident set of a fresh process above its interpreter, on {' and '.join(measured)}, at n = {len(both)} "
+        f"points, where the two differ by {100 * apart:.0f} % at most. Weights in float32 unless the name says bf16."
+    )
+
+
+DRAWINGS = (Drawing("fig6", ("memory",), table, caption, make),)
