@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,6 +67,16 @@ class Beside:
     def after_step(self) -> bool:
         """Whether something is read after the optimizer's step."""
         return bool(self._names & {"momentum", "update", "weight_change"})
+
+    def say_what_starts_anew(self, start_step: int) -> None:
+        """Warn in a resumed run that quantities comparing with earlier captures begin again."""
+        anew = sorted(self._names & {"lags", "weight_change"})
+        if anew and start_step > 0 and not (self._bases or self._previous):
+            warnings.warn(
+                f"{' and '.join(anew)} compare with captures of this process only; in the run resumed at step "
+                f"{start_step} they start anew, without the captures before it",
+                stacklevel=4,
+            )
 
     def at_gradient(self, step: int, gradients: Weights, weights: Weights, scale: float) -> list[Record]:
         """Return what is read with the gradient; keep what has to be compared after the step."""

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from spectra.beside import Beside
 from spectra.errors import InputError
 from spectra.layers import Layer, Selection, inventory
-from spectra.micro import MicroBatches
+from spectra.micro import MicroBatches, present
 from spectra.overhead import Meter, Overhead
 from spectra.provenance import describe
 from spectra.record import analyse, missing
@@ -24,7 +24,8 @@ from spectra.run import Part, Run
 from spectra.schedule import Every, schedule
 from spectra.schema import Record, to_table
 from spectra.store import Store, open_run
-from spectra.wrappers import innermost, is_main_process
+from spectra.streaming import Stream
+from spectra.wrappers import closure_of, in_process_group, innermost, is_main_process, with_closure
 
 
 class GradientRecorder:
@@ -37,8 +38,8 @@ class GradientRecorder:
     With an optimizer the gradients are read once per captured step, in its step pre-hook: after accumulation, clipping,
     unscaling and DistributedDataParallel's all-reduce. A step that is given a closure is read after the closure's first
     evaluation; a fused optimizer under GradScaler has its loss scale divided out and its overflowing steps left out.
-    Without an optimizer call `rec.step()` after backward. Gradients are read on the spot and never copied or changed,
-    nothing runs between captures, and the hook of the optimizer is the only thing attached to anything.
+    Without an optimizer call `rec.step()` after backward. Gradients are read on the spot and never changed, nothing
+    runs between captures.
 
     Step t is the t-th call of optimizer.step() counted from 0: its gradient is that of the weights after t updates.
 
@@ -50,10 +51,13 @@ class GradientRecorder:
             bool.
         store: folder for the records (`spectra.open` reads it), or None to keep them in memory.
         split_half: K, the even number of micro-batches per step: the half-difference of their gradients is the noise
-            null. Needs `micro_batch()` after each backward, one copy of the captured gradients, one process.
+            null. Needs `micro_batch()` after each backward, in every process, and one copy of the captured gradients.
         start_step: the number of the next step in a resumed run; records of this and later steps are replaced.
         also: quantities recorded beside the gradient: "kronecker", "lags", "momentum", "update", "weight_change" (see
-            `spectra.beside.Beside`). What compares with earlier captures starts anew in a resumed run.
+            `spectra.beside.Beside`). What compares with earlier captures starts anew in a resumed run, with a warning.
+        streaming: for an optimizer that steps inside backward and leaves no gradients: the number of backward passes in
+            a step, usually 1. Gradients are read as they are accumulated; call `rec.step()` after backward, and start
+            the recorder before the optimizer is hooked to the parameters. Without optimizer, also and split_half.
 
     Raises:
         InputError: at once for bad arguments, sharded parameters and unusable folders; at the first captured step when
@@ -73,6 +77,7 @@ class GradientRecorder:
         split_half: int | None = None,
         start_step: int = 0,
         also: Sequence[str] = (),
+        streaming: int | None = None,
     ) -> None:
         self._model = model
         self._optimizer = innermost(optimizer)
@@ -82,6 +87,9 @@ class GradientRecorder:
         self._micro = MicroBatches(split_half)
         self._split_half = split_half
         self._beside = Beside(also, self._optimizer)
+        self._stream = None if streaming is None else Stream(streaming)
+        if streaming is not None and (optimizer is not None or also or split_half is not None):
+            raise InputError("streaming reads gradients inside backward; leave optimizer, also and split_half out")
         self._pending: list[Record] = []
         self._settings = {"every": repr(every), "layers": repr(layers), "split_half": split_half}
         if start_step < 0:
@@ -102,6 +110,15 @@ class GradientRecorder:
         return self._next_step
 
     @property
+    def due(self) -> bool:
+        """Whether the optimizer step to come is captured."""
+        return self._live and self._due(self._next_step)
+
+    def weights(self) -> list[tuple[Layer, nn.Parameter]]:
+        """Return the parameters whose gradients are captured, as the model is now."""
+        return [(layer, parameter) for layer, parameter in inventory(self._model, self._layers) if not layer.reason]
+
+    @property
     def run(self) -> Run:
         """What was recorded so far: the same Run as `spectra.open(store)`, in memory when there is no store."""
         return Run(list(self._parts), self._manifest()) if self._folder is None else open_run(self._folder)
@@ -119,12 +136,15 @@ class GradientRecorder:
         """
         if self._live:
             raise InputError("the recorder is already started; one start is enough; use it as a context manager")
+        self._beside.say_what_starts_anew(self._next_step)
         if self._folder is not None and is_main_process():
             self._store = Store(self._folder, self._next_step, self._manifest())
         if self._optimizer is not None:
             self._handles.append(self._optimizer.register_step_pre_hook(self._before_step))
             if self._beside.after_step:
                 self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
+        if self._stream is not None and is_main_process():
+            self._handles += self._stream.attach(self.weights(), lambda: self.due, self._read_one)
         self._live, self._meter = True, Meter()
         return self
 
@@ -159,36 +179,35 @@ class GradientRecorder:
         self._capture(self._next_step, 1.0)
         self._advance()
 
-    def micro_batch(self, tokens: int | None = None) -> None:
+    def micro_batch(self, tokens: int | None = None, norm: float | None = None) -> None:
         """Say that a backward is done: counts tokens, and keeps the first half's gradient for `split_half`.
 
         Args:
-            tokens: tokens (or examples) in this micro-batch.
+            tokens: tokens (or examples) in this micro-batch of this process.
+            norm: joint norm of the captured gradients right after this backward, when they were clipped since.
         """
         self._micro.add(tokens or 0)
-        if self._live and self._due(self._next_step) and is_main_process():
-            self._micro.observe(self._gradients())
+        # A process whose recording has ended still takes part, or the others would wait for it.
+        live = self._live or (self.error is not None and in_process_group())
+        if live and self._due(self._next_step) and (is_main_process() or self._split_half is not None):
+            with torch.no_grad():
+                self._micro.observe(self.weights(), norm)
 
     @torch.compiler.disable
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        step = self._next_step
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        closure = closure_of(args, kwargs)
         if closure is not None:
-            self._next_step += 1
-            watched = self._watched(closure, step)
-            return (
-                ((*args[:1], watched, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": watched})
-            )
+            return with_closure(args, kwargs, self._watched(closure))
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and float(found_inf) > 0:
             self._micro.clear()
             return None
         scale = getattr(optimizer, "grad_scale", None)
-        self._capture(step, 1.0 if scale is None else float(scale))
+        self._capture(self._next_step, 1.0 if scale is None else float(scale))
         self._advance()
         return None
 
-    def _watched(self, closure: Callable[[], Any], step: int) -> Callable[[], Any]:
+    def _watched(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Return the closure, captured after its first evaluation: only then do the gradients of this step exist."""
         seen = False
 
@@ -197,8 +216,9 @@ class GradientRecorder:
             loss = closure()
             if not seen:
                 seen = True
-                self._capture(step, 1.0)
-                self._micro.clear()
+                self._capture(self._next_step, 1.0)
+                self._next_step += 1
+            self._micro.clear()
             return loss
 
         return watched
@@ -213,8 +233,7 @@ class GradientRecorder:
             return
         step, records = self._next_step - 1, self._pending
         with self._guarded(step):
-            weights = [(layer, p) for layer, p in inventory(self._model, self._layers) if not layer.reason]
-            added = [record | {"step": step} for record in self._beside.at_weights(weights)]
+            added = [record | {"step": step} for record in self._beside.at_weights(self.weights())]
             self._keep(step, records + added)
         self._pending = []
 
@@ -242,27 +261,24 @@ class GradientRecorder:
             warnings.warn(f"spectra stopped recording at step {step}: {type(error).__name__}: {error}", stacklevel=4)
             self.close()
 
-    def _gradients(self) -> list[tuple[Layer, Tensor]]:
-        pairs = [(layer, parameter.grad) for layer, parameter in inventory(self._model, self._layers)]
-        return [(layer, g) for layer, g in pairs if not layer.reason and g is not None]
-
     def _records(self, step: int, scale: float) -> list[Record]:
-        found = inventory(self._model, self._layers)
-        self._refresh_inventory([layer for layer, _ in found])
-        weights = [(layer, parameter) for layer, parameter in found if not layer.reason]
-        pairs = [(layer, parameter.grad) for layer, parameter in weights]
-        present = [(layer, g) for layer, g in pairs if g is not None]
-        if not present:
-            self._no_gradients(step, len(pairs))
-        factor, tokens = self._micro.factor(present), self._micro.tokens
-        halves = self._halves(step, factor)
+        self._refresh_inventory([layer for layer, _ in inventory(self._model, self._layers)])
+        weights = self.weights()
+        gradients = present(weights)
+        streamed = self._stream.take() if self._stream is not None else {}
+        if not gradients and not streamed:
+            self._no_gradients(step, len(weights))
+        factor, tokens = self._micro.factor(gradients), self._micro.tokens
+        halves = self._micro.halves(step, factor)
         records: list[Record] = []
-        for layer, g in pairs:
-            if g is None:
+        for layer, weight in weights:
+            if layer.name in streamed:
+                records += streamed[layer.name]
+            elif weight.grad is None or self._stream is not None:
                 records.append(missing(layer, "no gradient"))
             else:
-                records += analyse(layer, g, halves.get(layer.name), scale, tokens)
-        records += self._beside.at_gradient(step, present, weights, scale)
+                records += analyse(layer, weight.grad, halves.get(layer.name), scale, tokens)
+        records += self._beside.at_gradient(step, gradients, weights, scale)
         counted = {
             "step": step,
             "tokens": tokens or None,
@@ -271,14 +287,12 @@ class GradientRecorder:
         }
         return [record | counted for record in records]
 
-    def _halves(self, step: int, factor: float | None) -> dict[str, Tensor]:
-        if self._split_half is not None and self._micro.count != self._split_half:
-            warnings.warn(
-                f"step {step} saw {self._micro.count} micro-batches, split_half={self._split_half} needs as many; "
-                "the step has no noise null; call rec.micro_batch() after each backward",
-                stacklevel=2,
-            )
-        return self._micro.halves(factor)
+    def _read_one(self, layer: Layer, gradient: Tensor) -> list[Record]:
+        """Return the records of a gradient inside backward; none once the analysis has failed."""
+        records: list[Record] = []
+        with self._guarded(self._next_step):
+            records = analyse(layer, gradient)
+        return records
 
     def _no_gradients(self, step: int, selected: int) -> None:
         message = (

@@ -6,39 +6,56 @@ from typing import TYPE_CHECKING, Any
 
 from spectra.errors import InputError
 from spectra.hooks import GradientRecorder
+from spectra.micro import BackwardNorm
+from spectra.wrappers import in_process_group
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
     from transformers import TrainerCallback
 
 
-def trainer_callback(**options: Any) -> TrainerCallback:
+def trainer_callback(tokens: int | None = None, **options: Any) -> TrainerCallback:
     """Return a callback that records spectra in any transformers.Trainer run (extra hf).
 
     The recorder starts when training starts, at the step that the Trainer resumes from, and ends with it; it is the
-    `recorder` of the callback.
+    `recorder` of the callback. The Trainer's gradient accumulation makes the micro-batches of `split_half`.
 
     Args:
-        options: those of GradientRecorder but model, optimizer, start_step and split_half.
+        tokens: tokens of one micro-batch, for the records.
+        options: those of GradientRecorder but model, optimizer and start_step.
 
     Raises:
-        InputError: split_half, which needs the gradient between the last backward and the clipping.
+        InputError: when training starts: split_half in several processes, whose clipping cannot be seen here.
     """
     from transformers import TrainerCallback
 
-    if options.get("split_half") is not None:
-        raise InputError(
-            "split_half in a Trainer, which clips before a callback sees the last micro-batch; use spectra.snapshot"
-        )
-
     class SpectraCallback(TrainerCallback):
-        """Starts and ends a GradientRecorder with the training."""
+        """Starts and ends a GradientRecorder with the training, and announces the micro-batches of captured steps."""
 
         recorder: GradientRecorder | None = None
+        _norm: BackwardNorm | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            if options.get("split_half") is not None and in_process_group():
+                raise InputError(
+                    "split_half in a Trainer of several processes, which clips reduced gradients before a callback "
+                    "sees them; use one process, or spectra.snapshot"
+                )
             start = int(state.global_step)
             self.recorder = GradientRecorder(given["model"], given["optimizer"], start_step=start, **options).start()
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            if self.recorder is not None and self.recorder.due and not in_process_group():
+                self._norm = BackwardNorm(self.recorder.weights())
+
+        def on_substep_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            if self.recorder is not None and self._norm is not None:
+                self.recorder.micro_batch(tokens)
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            if self.recorder is not None and self._norm is not None:
+                self.recorder.micro_batch(tokens, norm=self._norm.close())
+                self._norm = None
 
         def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             if self.recorder is not None:
@@ -47,24 +64,30 @@ def trainer_callback(**options: Any) -> TrainerCallback:
     return SpectraCallback()
 
 
-def lightning_callback(**options: Any) -> Callback:
+def lightning_callback(tokens: int | None = None, **options: Any) -> Callback:
     """Return a callback that records spectra in any Lightning fit (extra lightning), of the first optimizer.
 
-    Lightning runs backward inside the closure of the optimizer's step: the record is read after it.
+    Lightning runs backward inside the closure of the optimizer's step: the record is read after it. Its gradient
+    accumulation makes the micro-batches of `split_half`.
 
     Args:
+        tokens: tokens (or examples) of one micro-batch, for the records.
         options: those of GradientRecorder but model, optimizer and start_step.
     """
     from lightning.pytorch import Callback
 
     class SpectraCallback(Callback):
-        """Starts and ends a GradientRecorder with the fit."""
+        """Starts and ends a GradientRecorder with the fit, and announces the micro-batches."""
 
         recorder: GradientRecorder | None = None
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             start = int(trainer.global_step)
             self.recorder = GradientRecorder(pl_module, trainer.optimizers[0], start_step=start, **options).start()
+
+        def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+            if self.recorder is not None:
+                self.recorder.micro_batch(tokens)
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             self._close()

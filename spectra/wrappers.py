@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,9 +33,27 @@ def innermost(optimizer: Any) -> Optimizer | None:
     return optimizer
 
 
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """Return the closure among the arguments of Optimizer.step, self included, or None."""
+    closure: Callable[[], Any] | None = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    return closure
+
+
+def with_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], closure: Callable[[], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of Optimizer.step with another closure."""
+    return ((*args[:1], closure, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
+
+
 def in_process_group() -> bool:
     """Return whether gradients may be reduced over several processes."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def processes() -> int:
+    """Return over how many processes gradients are averaged."""
+    return torch.distributed.get_world_size() if in_process_group() else 1
 
 
 def is_main_process() -> bool:

@@ -1,5 +1,7 @@
 """What is recorded beside the gradient equals what the optimizer really did."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -88,6 +90,17 @@ def test_lags_hold_overlap_and_captured_energy_of_earlier_subspaces():
     found = subspace.captured_energy(gradients[4], right=first)
     assert lags.loc[(4, 4), "captured"] == pytest.approx(found.energy, rel=1e-5)
     assert lags.loc[(4, 4), "chance"] == pytest.approx(found.chance)
+
+
+def test_a_resumed_run_says_what_starts_anew():
+    model = TinyLM()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="lags and weight_change compare with captures of this process only.*step 7"):
+        spectra.GradientRecorder(model, optimizer, start_step=7, also=["weight_change", "lags"]).start().close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        spectra.GradientRecorder(model, optimizer, also=["lags"]).start().close()
+        spectra.GradientRecorder(model, optimizer, start_step=7, also=["update"]).start().close()
 
 
 def test_what_cannot_be_recorded_is_refused():

@@ -123,6 +123,75 @@ def test_a_step_with_a_closure_is_read_after_its_first_evaluation():
             assert_captured(rec.run, step, expected)
 
 
+def test_micro_batches_inside_a_closure_count_for_its_own_step():
+    model = TinyLM()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with spectra.GradientRecorder(model, optimizer, every=[1], split_half=2) as rec:
+        for step in range(3):
+
+            def closure(step=step):
+                optimizer.zero_grad()
+                for half in range(2):
+                    (model.loss(batch(2 * step + half)) / 2).backward()
+                    rec.micro_batch(tokens=5)
+
+            if step == 1:
+                shot = spectra.snapshot(model, lambda m, x: m.loss(x), [batch(2), batch(3)])
+            optimizer.step(closure)
+    assert rec.run.steps == [1] and rec.next_step == 3 and set(rec.run.frame["tokens"]) == {10}
+    for layer in rec.run.layers:
+        expected = shot.noise_values(0, layer)
+        np.testing.assert_allclose(rec.run.noise_values(1, layer), expected, rtol=1e-3, atol=1e-5 * expected[0])
+
+
+def test_an_optimizer_inside_the_backward_is_read_as_gradients_are_accumulated():
+    model = TinyLM()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def update(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    plain = copy.deepcopy(model)
+    with spectra.GradientRecorder(model, every=2, streaming=1) as rec:
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(update)
+        for step in range(3):
+            expected = matrices(model, batch(step))
+            model.loss(batch(step)).backward()
+            rec.step()
+            if step % 2 == 0:
+                assert_captured(rec.run, step, expected)
+    assert rec.run.steps == [0, 2] and all(p.grad is None for p in model.parameters())
+    assert len(model.wte.weight._post_accumulate_grad_hooks) == 1
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    train(plain, optimizer, range(3))
+    for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    with (
+        pytest.raises(InputError, match=r"start the recorder before the optimizer is put into the backward"),
+        spectra.GradientRecorder(model, every=1, streaming=1),
+    ):
+        model.loss(batch(0)).backward()
+
+
+def test_streaming_reads_the_sum_of_all_passes_of_a_step():
+    model = TinyLM()
+    with spectra.GradientRecorder(model, every=1, streaming=2, layers="*c_attn*") as rec:
+        for _ in range(2):
+            model.zero_grad()
+            for part in range(2):
+                model.loss(batch(part)).backward()
+            expected = [("block.c_attn.weight", model.block.c_attn.weight.grad.clone())]
+            rec.step()
+    for step in range(2):
+        assert_captured(rec.run, step, expected)
+    with pytest.raises(InputError, match="streaming=0"):
+        spectra.GradientRecorder(model, streaming=0)
+    with pytest.raises(InputError, match="leave optimizer, also and split_half out"):
+        spectra.GradientRecorder(model, streaming=1, split_half=2)
+
+
 def test_frozen_late_unfrozen_and_replaced_parameters():
     model, optimizer = make()
     model.block.c_attn.weight.requires_grad_(False)

@@ -120,29 +120,28 @@ def test_accelerates_optimizer_wrapper():
 
 
 WORKER = """
-import sys, torch, spectra
+import contextlib, sys, torch, spectra
 import torch.distributed as dist
 from spectra_models import TinyLM, batch
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
 model = torch.nn.parallel.DistributedDataParallel(TinyLM())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-try:
-    spectra.GradientRecorder(model, optimizer, split_half=2)
-    raise SystemExit("split_half was not refused")
-except spectra.InputError as error:
-    assert "process group" in str(error)
-with spectra.GradientRecorder(model, optimizer, every=1, store=f"{folder}/store") as rec:
-    for step in range(2):
+with spectra.GradientRecorder(model, optimizer, every=1, store=f"{folder}/store", split_half=2) as rec:
+    for step, synchronise in enumerate((True, False)):
         optimizer.zero_grad()
-        x = batch(2 * step + rank)
-        torch.nn.functional.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
+        for half in range(2):
+            x = batch(4 * step + 2 * half + rank)
+            with contextlib.nullcontext() if synchronise or half == 1 else model.no_sync():
+                loss = torch.nn.functional.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
+                (loss / 2).backward()
+            rec.micro_batch(tokens=48)
         optimizer.step()
 dist.destroy_process_group()
 """
 
 
-def test_distributed_data_parallel_records_the_reduced_gradient_once(tmp_path):
+def test_distributed_data_parallel_records_the_reduced_gradient_once_with_halves_of_all_processes(tmp_path):
     from spectra_models import TinyLM, batch
 
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
@@ -156,10 +155,20 @@ def test_distributed_data_parallel_records_the_reduced_gradient_once(tmp_path):
         assert worker.returncode == 0, printed
     run = spectra.open(tmp_path / "store")
     assert run.steps == [0, 1] and "block.mlp_in.weight" in run.layers
+    assert set(run.frame["tokens"]) == {2 * 2 * 48} and set(run.frame["micro_batches"]) == {2}
     model = TinyLM()
-    halves = [torch.autograd.grad(model.loss(batch(rank)), model.block.mlp_in.weight)[0] for rank in range(2)]
-    expected = np.linalg.svd(((halves[0] + halves[1]) / 2).double().numpy(), compute_uv=False)
-    np.testing.assert_allclose(run.values(0, "block.mlp_in.weight"), expected, rtol=1e-4, atol=1e-6 * expected[0])
+    for step in range(2):
+        grads = [torch.autograd.grad(model.loss(batch(4 * step + i)), list(model.parameters())) for i in range(4)]
+        for index, (name, weight) in enumerate(model.named_parameters()):
+            if weight.ndim < 2:
+                continue
+            first, second = ((grads[i][index] + grads[i + 1][index]).double() / 2 for i in (0, 2))
+            for read, matrix in ((run.values, (first + second) / 2), (run.noise_values, (first - second) / 2)):
+                expected = np.linalg.svd(matrix.numpy(), compute_uv=False)
+                np.testing.assert_allclose(read(step, name), expected, rtol=1e-3, atol=1e-5 * expected[0], err_msg=name)
+        with torch.no_grad():
+            for index, weight in enumerate(model.parameters()):
+                weight -= 0.1 * sum(grads[i][index] for i in range(4)) / 4
 
 
 SHARDED = """
