@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -163,8 +163,16 @@ def build_zeroth_order(job: Job, params: Iterable[Any]) -> kronzo.ZeroOrder:
     return optimizer
 
 
-def measure(job: Job, stage: str) -> tuple[int, int]:
-    """Return the bytes of one stage in a process of its own, and those of its interpreter.
+class Stage(NamedTuple):
+    """What a process of its own took: bytes above its interpreter, the interpreter's, processor seconds of a step."""
+
+    bytes: int
+    interpreter: int
+    step_seconds: float
+
+
+def measure(job: Job, stage: str) -> Stage:
+    """Return what one stage takes in a process of its own.
 
     On the CPU the resident set of the process, on a GPU torch's max_memory_allocated.
 
@@ -181,8 +189,7 @@ def measure(job: Job, stage: str) -> tuple[int, int]:
     if done.returncode:
         why = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}: killed for want of memory?"]
         raise InputError(f"measuring {stage} failed: {why[0]}; give --predict to predict only.")
-    found = json.loads(done.stdout)
-    return int(found["bytes"]), int(found["interpreter"])
+    return Stage(**json.loads(done.stdout))
 
 
 def measured(job: Job, told: Callable[[str], None] = lambda stage: None) -> tuple[Parts, int]:
@@ -193,7 +200,7 @@ def measured(job: Job, told: Callable[[str], None] = lambda stage: None) -> tupl
     found, interpreter = {}, 0
     for stage in STAGES:
         told(stage)
-        found[stage], interpreter = measure(job, stage)
+        found[stage], interpreter, _ = measure(job, stage)
     weights = found["weights"]
     optimizer = max(0, found["optimizer"] - weights)
     activations = max(0, found["activations"] - weights)

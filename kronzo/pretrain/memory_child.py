@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,32 +16,28 @@ import kronzo
 from kronzo.pretrain import optimizers
 from kronzo.pretrain.config import OptimizerConfig
 from kronzo.pretrain.gpt2 import GPT2
-from kronzo.pretrain.memory import DTYPES, Job, build_zeroth_order
+from kronzo.pretrain.memory import DTYPES, Job, Stage, build_zeroth_order
 
 _SHORT = 8
 
 
-def run(stage: str, job: Job) -> dict[str, int]:
-    """Return the bytes of a stage above the interpreter, and the interpreter's own."""
-    interpreter = _warmed(job.device)
+def run(stage: str, job: Job) -> Stage:
+    """Return what a stage takes."""
+    interpreter, seconds = _warmed(job.device), 0.0
     model = GPT2(job.shape, device=job.device, dtype=DTYPES[job.dtype]).use(checkpoint_blocks=job.checkpoint_blocks)
     if stage == "weights":
-        return _result(_held(job.device), interpreter)
+        return Stage(_held(job.device) - interpreter, interpreter, seconds)
     if stage == "optimizer":
         kept: Any = _steps(replace(job, batch=1, context=min(_SHORT, job.context)), model)
-        return _result(_held(job.device), interpreter)
+        return Stage(_held(job.device) - interpreter, interpreter, seconds)
     if stage == "peak":
-        kept = _steps(job, model)
+        kept, seconds = _steps(job, model)
     else:
         with torch.set_grad_enabled(job.first_order):
             x, y = _batch(job)
             kept = model.hidden(x) if stage == "activations" else _loss(job, model, x, y)
     del kept
-    return _result(_peak(job.device), interpreter)
-
-
-def _result(found: int, interpreter: int) -> dict[str, int]:
-    return {"bytes": found - interpreter, "interpreter": interpreter}
+    return Stage(_peak(job.device) - interpreter, interpreter, seconds)
 
 
 def _warmed(device: str) -> int:
@@ -80,22 +77,29 @@ def _loss(job: Job, model: GPT2, x: Tensor, y: Tensor) -> Tensor:
     return model.loss(x, y)
 
 
-def _steps(job: Job, model: GPT2) -> torch.optim.Optimizer:
-    """Take two steps, of which the second one has all that an optimizer keeps; return the optimizer that keeps it."""
-    batch = _batch(job)
-    if not job.first_order:
+def _steps(job: Job, model: GPT2) -> tuple[torch.optim.Optimizer, float]:
+    """Take two steps; return the optimizer, which then keeps all it keeps, and the processor seconds of the second."""
+    x, y = _batch(job)
+    optimizer: Any
+    if job.first_order:
+        config = optimizers.resolve(OptimizerConfig(method=job.method, clip=0.0))
+        optimizer = optimizers.build(model, config, seed=0)
+    else:
         optimizer = build_zeroth_order(job, model.named_parameters())
-        for _ in range(2):
-            optimizer.step(lambda: _loss(job, model, *batch))
-        return optimizer
-    config = optimizers.resolve(OptimizerConfig(method=job.method, clip=0.0))
-    first_order = optimizers.build(model, config, seed=0)
-    for _ in range(2):
-        _loss(job, model, *batch).backward()
-        first_order.step()
-        first_order.zero_grad()
-    return first_order
+
+    def step() -> None:
+        if not job.first_order:
+            optimizer.step(lambda: _loss(job, model, x, y))
+            return
+        _loss(job, model, x, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    started = time.process_time()
+    step()
+    return optimizer, time.process_time() - started
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(sys.argv[1], Job.from_json(sys.argv[2]))))  # noqa: T201  (the parent reads it)
+    print(json.dumps(run(sys.argv[1], Job.from_json(sys.argv[2]))._asdict()))  # noqa: T201  (the parent reads it)
