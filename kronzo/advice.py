@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 import torch
 
 from kronzo.errors import Collapse
+from kronzo.replay import Record
 from kronzo.rules import Outcome
 from kronzo.spaces.base import Space
 from kronzo.spaces.kronecker import KroneckerSpace, best_pair
@@ -39,6 +40,8 @@ class StepReport:
     resolution: float
     """Smallest difference that the loss's number format can show in a coefficient: ulp(loss) / (2 eps)."""
     reason: str
+    record: Record = field(repr=False)
+    """What was applied, for `kronzo.replay`."""
 
     @property
     def rejected_probes(self) -> int:
@@ -46,11 +49,11 @@ class StepReport:
         return sum(math.isnan(c) for c in self.coefficients)
 
 
-def report_of(step: int, outcome: Outcome, current: OpenStep) -> StepReport:
+def report_of(record: Record, outcome: Outcome, current: OpenStep) -> StepReport:
     """The report of a concluded step."""
     sign = current.sign
     return StepReport(
-        step,
+        record.step,
         sign * outcome.loss,
         tuple(sign * c for c in outcome.coefficients),
         outcome.accepted,
@@ -60,6 +63,7 @@ def report_of(step: int, outcome: Outcome, current: OpenStep) -> StepReport:
         current.search.sweeps,
         resolution_of(outcome.loss, current.loss_dtype, current.eps),
         outcome.reason,
+        record,
     )
 
 

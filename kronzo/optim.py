@@ -18,13 +18,14 @@ from kronzo import state as entries_of_state
 from kronzo.advice import StepReport, refuse_collapse, report_of, warn_of_shapes, warn_once
 from kronzo.errors import InputError
 from kronzo.interrupts import uninterrupted
-from kronzo.layout import Entry, entries_of, name_of, searched
+from kronzo.layout import entries_of, name_of, searched
 from kronzo.noise import Law, Noise, Source
-from kronzo.rules import Outcome, Rule, WindowRule
+from kronzo.replay import VALUES, Record, record_of
+from kronzo.rules import Rule, WindowRule
 from kronzo.search import Search
 from kronzo.settings import Settings, rule_of
 from kronzo.spaces.base import Family, Space
-from kronzo.trial import OpenStep
+from kronzo.trial import OpenStep, within_format
 from kronzo.validation import check_group, check_values, refuse_replicas, same_tensor_once, whole
 
 
@@ -142,10 +143,7 @@ class ZeroOrder(torch.optim.Optimizer):
             raise InputError("load_state_dict() between estimate() and step(): call step() first.")
         entries_of_state.check_loaded(state_dict, self.param_groups, self.state)
         super().load_state_dict(state_dict)
-        for key, parameter in entries_of_state.pairs(state_dict, self.param_groups):
-            for name, value in state_dict["state"].get(key, {}).items():
-                device = "cpu" if name == entries_of_state.DRAWN_AT else parameter.device
-                self.state[parameter][name] = value.detach().clone().to(device)
+        entries_of_state.load_exact(state_dict, self.param_groups, self.state)
         self._search = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -195,16 +193,40 @@ class ZeroOrder(torch.optim.Optimizer):
             window = self.param_groups[0]["window"]
             outcome = current.conclude(window) if closure is None else current.run(closure, window)
             refuse_collapse(self.param_groups[0]["step"], outcome, current)
-            outcome = self._within_format(current.search, outcome)
+            outcome = within_format(current.search, outcome)
+            record = record_of(self.param_groups, outcome)
             with uninterrupted():
-                if self.settings.momentum and outcome.accepted:
-                    current.search.settle_with_momentum(self._applied(outcome.update), self.settings.momentum)
-                else:
-                    current.search.goto("update", self._applied(outcome.update))
-                return self._commit(current, outcome)
+                self._settle(current.search, record)
+                self.last = report_of(record, outcome, current)
         except BaseException:
             self._abandon()
             raise
+        warn_once(self._warned, self.last, current)
+        return torch.tensor(self.last.loss, dtype=torch.float32)
+
+    @torch.no_grad()
+    def replay(self, record: Record) -> None:
+        """Take a recorded step again, without a forward: one sweep. `kronzo.replay.apply` does so with a whole log.
+
+        The groups keep the record's lr, eps, scale and weight_decay; a scheduler is the caller's to move on.
+
+        Raises:
+            InputError: the record is of another step or of another number of groups, or a step is half done.
+        """
+        step = self.param_groups[0]["step"]
+        if self._open is not None or (record.step, len(record.groups)) != (step, len(self.param_groups)):
+            raise InputError(
+                f"replay of step {record.step} with {len(record.groups)} groups: this optimizer stands at step {step} "
+                f"with {len(self.param_groups)} groups{' and a step half done' if self._open else ''}."
+            )
+        for group, values in zip(self.param_groups, record.groups, strict=True):
+            group.update(zip(VALUES, values, strict=True))
+        try:
+            self._settle(self._begin().search, record)
+        except BaseException:
+            self._abandon()
+            raise
+        self.last = None
 
     @torch.no_grad()
     def estimate(self, closure: Callable[..., Any]) -> Tensor:
@@ -236,7 +258,9 @@ class ZeroOrder(torch.optim.Optimizer):
         if search.recalled_at != (due := self._refreshed_at(0)):
             fresh = Noise(first["seed"], due)
             for entry in search.entries:
-                self._recall(entry, fresh)
+                state = self.state[entry.parameter]
+                present = int(state[entries_of_state.DRAWN_AT])
+                entries_of_state.recall(entry, state, fresh if self._refreshed_at(present) != present else None)
             search.recalled_at, search.unsaved = due, True
         search.begin(Noise(first["seed"], first["step"], s.law, s.noise or "portable"), float(first["eps"]))
         devices = list({entry.parameter.device for entry in search.entries})
@@ -245,18 +269,6 @@ class ZeroOrder(torch.optim.Optimizer):
             self._modules,
         )  # fmt: skip
         return self._open
-
-    def _recall(self, entry: Entry, fresh: Noise) -> None:
-        """Kept factors and momentum of the coming step, from the state or drawn afresh."""
-        state = self.state[entry.parameter]
-        entry.kept, entry.momentum = entries_of_state.recall(state, entry.parameter)
-        present = int(state[entries_of_state.DRAWN_AT])
-        if self._refreshed_at(present) == present:
-            return
-        old = entry.kept
-        entry.kept = entries_of_state.draw_kept(entry.parameter, entry.space, entry.index, fresh)
-        if entry.momentum is not None and old:
-            entry.momentum = entry.space.carry(entry.momentum, old, entry.kept)
 
     def _searching(self) -> Search:
         """The search over the parameters that require gradients now; made again when they have changed."""
@@ -268,18 +280,13 @@ class ZeroOrder(torch.optim.Optimizer):
         self._search = Search(entries_of(self.param_groups, self.family), self.settings.restore)
         return self._search
 
-    def _within_format(self, search: Search, outcome: Outcome) -> Outcome:
-        """No move when the step would leave the range of the weights' number format."""
-        widest = min(torch.finfo(entry.parameter.dtype).max for entry in search.entries) / 100
-        unit = max(search.factor(section.group, "update") for section in search.sections)
-        if max((abs(c) for c in outcome.update.values()), default=0.0) * unit <= widest:
-            return outcome
-        return replace(outcome, update={}, accepted=False, reason="the step exceeds the weights' number format")
-
-    def _commit(self, current: OpenStep, outcome: Outcome) -> Tensor:
-        """Make the step part of the state and report it."""
-        step = self.param_groups[0]["step"]
-        search = current.search
+    @uninterrupted()
+    def _settle(self, search: Search, record: Record) -> None:
+        """Move the weights as the record says and make the step part of the state."""
+        if self.settings.momentum and record.accepted:
+            search.settle_with_momentum(self._applied(dict(record.update)), self.settings.momentum)
+        else:
+            search.goto("update", self._applied(dict(record.update)))
         if search.unsaved or self.settings.momentum:
             for entry in search.entries:
                 state = self.state[entry.parameter]
@@ -287,11 +294,8 @@ class ZeroOrder(torch.optim.Optimizer):
                 entries_of_state.remember(state, entry.kept, entry.momentum, drawn_at)
             search.unsaved = False
         for group in self.param_groups:
-            group["step"], group["window"] = step + 1, list(outcome.window)
-        self.last = report_of(step, outcome, current)
+            group["step"], group["window"] = record.step + 1, list(record.window)
         self._open = None
-        warn_once(self._warned, self.last, current)
-        return torch.tensor(self.last.loss, dtype=torch.float32)
 
     @uninterrupted()
     def _abandon(self) -> None:

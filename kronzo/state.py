@@ -6,13 +6,14 @@ tensors, numbers and lists: the state passes through `torch.load(weights_only=Tr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kronzo.errors import InputError
-from kronzo.layout import compute_dtype
+from kronzo.layout import Entry, compute_dtype
 from kronzo.noise import Noise
 from kronzo.spaces.base import Kept, Space
 
@@ -36,11 +37,19 @@ def initial(parameter: Tensor, space: Space, index: int, noise: Noise, momentum:
     return state
 
 
-def recall(state: dict[str, Any], parameter: Tensor) -> tuple[Kept, Tensor | None]:
-    """Kept factors and momentum in a parameter's entry, on its device and in its precision of today."""
-    there = (parameter.device, compute_dtype(parameter.dtype))
-    kept = {key: value.to(*there) for key, value in state.items() if key not in (DRAWN_AT, MOMENTUM)}
-    return kept, state[MOMENTUM].to(*there) if MOMENTUM in state else None
+def recall(entry: Entry, state: dict[str, Any], fresh: Noise | None) -> None:
+    """Kept factors and momentum of the coming step, on the parameter's device and in its precision of today.
+
+    `fresh` draws the factors that are due anew; momentum is then carried over to them.
+    """
+    there = (entry.parameter.device, compute_dtype(entry.parameter.dtype))
+    entry.kept = {key: value.to(*there) for key, value in state.items() if key not in (DRAWN_AT, MOMENTUM)}
+    entry.momentum = state[MOMENTUM].to(*there) if MOMENTUM in state else None
+    if fresh is None:
+        return
+    old, entry.kept = entry.kept, draw_kept(entry.parameter, entry.space, entry.index, fresh)
+    if entry.momentum is not None and old:
+        entry.momentum = entry.space.carry(entry.momentum, old, entry.kept)
 
 
 def remember(state: dict[str, Any], kept: Kept, momentum: Tensor | None, drawn_at: int) -> None:
@@ -77,6 +86,20 @@ def check_loaded(saved: dict[str, Any], groups: list[dict[str, Any]], live: dict
                 f"the state of parameter {i} holds {found}, this optimizer needs {expected}: it was saved by another "
                 "method, rank, factor rule or momentum; build the optimizer with the settings of the run."
             )
+
+
+def load_exact(saved: dict[str, Any], groups: list[dict[str, Any]], live: dict[Tensor, Any]) -> None:
+    """Copy the entries as they are: float32 factors stay float32 beside weights of lower precision."""
+    for key, parameter in pairs(saved, groups):
+        for name, value in saved["state"].get(key, {}).items():
+            device = "cpu" if name == DRAWN_AT else parameter.device
+            live[parameter][name] = value.detach().clone().to(device)
+
+
+def checksums(parameters: Iterable[Tensor]) -> list[int]:
+    """The sum of each tensor's bits as whole numbers, modulo 2^64: equal for equal bits, on every device."""
+    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return [int(p.detach().view(words[p.element_size()]).sum(dtype=torch.int64)) for p in parameters]
 
 
 def pairs(saved: dict[str, Any], groups: list[dict[str, Any]]) -> list[tuple[Any, Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -147,3 +148,12 @@ class OpenStep:
         """What shows that a gradient was written: its identity and version."""
         gradients = [entry.parameter.grad for entry in self.search.entries]
         return [None if g is None else (id(g), g._version) for g in gradients]
+
+
+def within_format(search: Search, outcome: Outcome) -> Outcome:
+    """No move when the step would leave the range of the weights' number format."""
+    widest = min(torch.finfo(entry.parameter.dtype).max for entry in search.entries) / 100
+    unit = max(search.factor(section.group, "update") for section in search.sections)
+    if max((abs(c) for c in outcome.update.values()), default=0.0) * unit <= widest:
+        return outcome
+    return replace(outcome, update={}, accepted=False, reason="the step exceeds the weights' number format")
