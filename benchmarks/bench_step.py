@@ -1,6 +1,6 @@
 """What a step costs beyond its forwards: GPT-2 small, and a small model where Python's overhead shows.
 
-    python benchmarks/bench_step.py            1 x 256 and 1 x 1024 tokens, all methods (about 15 minutes)
+    python benchmarks/bench_step.py            1 x 256 tokens, all methods; 1 x 1024, KronZO and LOZO (8 minutes)
     python benchmarks/bench_step.py --quick    KronZO and LOZO on a 2-layer stack, and the small model (at most 60 s)
 
 "three mul_" takes two forwards and three in-place mul_ over the weights: the least that any step of two probes moves in
@@ -45,14 +45,14 @@ class Clock:
 
 
 def beyond(steps: dict[str, Callable[[], Any]], clock: Clock, rounds: int) -> dict[str, list[float]]:
-    """(step - forwards) / forwards of each round, two rounds of warm-up aside; all steps take turns."""
+    """(step - forwards) / forwards of each round, one round of warm-up aside; all steps take turns."""
     shares: dict[str, list[float]] = {label: [] for label in steps}
-    for turn in range(rounds + 2):
+    for turn in range(rounds + 1):
         for label, step in steps.items():
             clock.seconds, start = 0.0, clock.now()
             step()
             total = clock.now() - start
-            if turn > 1:
+            if turn:
                 shares[label].append((total - clock.seconds) / clock.seconds)
     return shares
 
@@ -80,10 +80,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
-    layers, lengths, rounds = (2, (256,), 3) if options.quick else (12, (256, 1024), 5)
+    layers, lengths, rounds = (2, (256,), 3) if options.quick else (12, (256, 1024), options.rounds)
     results: dict[str, Any] = {}
     ratios: dict[str, Any] = {"bars": {}}
 
@@ -92,9 +93,9 @@ def main() -> None:
             results[f"{label}, {where}"], ratios[f"{label}, {where}"] = spread(values), float(np.median(values))
 
     big = GPT2(config("gpt2", layers=layers))
-    names = BIG[:2] if options.quick else BIG
     for tokens in lengths:
         others = tokens == 256 and not options.quick
+        names = BIG if others else BIG[:2]
         record(run(Clock(big, 1, tokens), {name: {} for name in names}, rounds, others), f"1 x {tokens} tokens")
     for (name, tokens), bar in BARS.items():
         if tokens in lengths:

@@ -33,7 +33,7 @@ METHODS = ("kronzo", "lozo", "subzero", "tezo", "mezo")
 def sweeper(model: GPT2, name: str) -> Callable[[], None]:
     """A function that moves all weights from +eps Z to -eps Z, or back, in one sweep; Z is drawn beforehand."""
     opt = kronzo.METHODS[name](model.named_parameters(), lr=0.0)
-    search = Search(entries_of(opt.param_groups, opt.family), "arithmetic")
+    search = Search(entries_of(opt.param_groups, opt.family), "arithmetic", 1)
     for entry in search.entries:
         entry.kept = {k: v for k, v in opt.state[entry.parameter].items() if k in entry.space.kept_shapes}
     search.begin(Noise(0, 0), 1e-3)

@@ -6,14 +6,13 @@ adds the difference of the coordinates, so the way back from a probe is fused wi
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from kronzo.coordinates import Coordinates
 from kronzo.interrupts import uninterrupted
 from kronzo.layout import Entry, Restore, Section, capacity, compute_dtype, identity, needs_snapshot, sections_of
 from kronzo.noise import Noise, Scalar
@@ -35,9 +34,10 @@ class Search:
         restore: "snapshot" keeps a copy of the weights and leaves from it, which is bit-exact and doubles them;
             "arithmetic" goes back by the opposite sweep, whose rounding stays (about one ulp of the largest number on
             the way); "auto" is arithmetic unless a weight is of lower precision than float32.
+        directions: of a step; their coordinates are kept within it as far as memory allows, see `kronzo.layout`.
     """
 
-    def __init__(self, entries: Sequence[Entry], restore: Restore) -> None:
+    def __init__(self, entries: Sequence[Entry], restore: Restore, directions: int = 1) -> None:
         self.entries = list(entries)
         self.sections = sections_of(self.entries)
         self._covered = [identity(e.parameter) for e in self.entries]
@@ -47,8 +47,8 @@ class Search:
         """The step whose kept factors the entries hold, and whether the optimizer's state has yet to take them."""
         self.unsaved = False
         self._sorted_at: int | None = -1
-        self._cache: OrderedDict[int, list[Tensor]] = OrderedDict()
-        self._capacity, _ = capacity([(e.parameter, e.space) for e in self.entries])
+        kept, _ = capacity([(e.parameter, e.space) for e in self.entries])
+        self._coordinates = Coordinates(self.sections, min(kept, directions))
 
     def covers(self, parameters: Sequence[Tensor]) -> bool:
         """Whether these are the parameters of this search, on the device and in the format they had."""
@@ -57,7 +57,7 @@ class Search:
     def begin(self, noise: Noise, base_eps: float) -> None:
         """Start a step at the present weights, decayed: theta = (1 - lr weight_decay) W for matrices."""
         self.noise, self.base_eps, self.sweeps = noise, base_eps, 0
-        self._cache.clear()
+        self._coordinates.begin(noise)
         for entry in self.entries:
             entry.keep = kept_share(entry)
             if self.snapshot:
@@ -154,7 +154,7 @@ class Search:
         if entry.space.coordinates is None:
             self.noise.add_dense_(out.view(-1), {i: 1.0}, entry.index, 0)
             return out
-        for section, flat in zip(self.sections, self._coordinates(i), strict=True):
+        for section, flat in zip(self.sections, self._coordinates[i], strict=True):
             if entry in section.entries:
                 x = flat[section.spans[entry.index]].view(entry.space.coordinates)
                 entry.space.add_rows_(out, x, entry.kept, 0)
@@ -166,27 +166,13 @@ class Search:
             return
         where = self.sections.index(section)
         for k, (i, scale) in enumerate(moves.items()):
-            x = self._coordinates(i)[where]
+            x = self._coordinates[i][where]
             if k == 0:
                 torch.mul(x, scale, out=section.move)
             else:
                 section.move.add_(x * scale)
         if not moves:
             section.move.zero_()
-
-    def _coordinates(self, i: int) -> list[Tensor]:
-        """The coordinates of direction i: a flat tensor a section, drawn on the CPU, moved once."""
-        if i in self._cache:
-            self._cache.move_to_end(i)
-            return self._cache[i]
-        buffers = [np.empty(section.move.numel(), np.float32) for section in self.sections]
-        self.noise.coordinates(
-            i, {k: b[span] for section, b in zip(self.sections, buffers) for k, span in section.spans.items()}
-        )
-        while len(self._cache) >= self._capacity:
-            self._cache.popitem(last=False)
-        self._cache[i] = [torch.from_numpy(b).to(s.device, s.dtype) for s, b in zip(self.sections, buffers)]
-        return self._cache[i]
 
     def _sweep(self, section: Section, moves: Combination, momentum_factor: float = 0.0) -> None:
         """Add space(move) to every weight of the section, and momentum_factor * space(M): one read and write of each.
