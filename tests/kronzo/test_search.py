@@ -99,6 +99,15 @@ def test_empty_tensors_and_scalars_are_no_obstacle():
             opt.step(lambda: sum(p.square().sum() for p in params))
 
 
+def test_a_group_may_be_empty():
+    w = nn.Parameter(torch.ones(4, 6))
+    opt = kronzo.KronZO([{"params": []}, {"params": [w]}], lr=0.1)
+    opt.step(lambda: w.sum())
+    opt.load_state_dict(opt.state_dict())
+    opt.step(lambda: w.sum())
+    assert len(opt.param_groups) == 2 and w.mean() < 1
+
+
 def test_a_candidate_out_of_reach_is_not_taken_and_the_weights_come_back():
     w = nn.Parameter(torch.ones(6, 6))
     opt = kronzo.KronZO([w], lr=1e6, rule="directional", directions=2)

@@ -47,6 +47,27 @@ def test_the_step_of_the_naive_twin(name):
             torch.testing.assert_close(p.data, q.data, rtol=1e-5, atol=1e-6, msg=f"step {step} parameter {j}")
 
 
+@pytest.mark.parametrize("window_rule", ["sliding", "replace_max", "accepted"])
+def test_each_window_rule_accepts_what_the_naive_twin_accepts(window_rule):
+    from oracles import NaiveZeroOrder, kronecker
+
+    import kronzo
+
+    fast, slow, keywords = Landscape(), Landscape(), {"directions": 2, "window": 2, "window_rule": window_rule}
+    opt = kronzo.KronZO(fast.params, lr=0.3, rule="directional", refresh_every=3, **keywords)
+    twin = NaiveZeroOrder(
+        [p.data for p in slow.params], kronecker, lr=0.3, eps=1e-3, rule="directional", refresh_every=3, **keywords
+    )
+    shift, taken = torch.Generator().manual_seed(1), []
+    for step in range(30):
+        noise = torch.randn((), generator=shift, dtype=torch.float64)
+        opt.step(lambda noise=noise: fast.loss() + noise)
+        twin.step(lambda noise=noise: slow.loss() + noise)
+        assert opt.last.accepted == twin.accepted and opt.param_groups[0]["window"] == pytest.approx(twin.window), step
+        taken.append(opt.last.accepted)
+    assert 0 < sum(taken) < 30
+
+
 @pytest.mark.parametrize("name", [n for n in CASES if "momentum" not in n])
 @pytest.mark.parametrize("restore", ["arithmetic", "snapshot"])
 def test_applied_equals_measured(name, restore):
