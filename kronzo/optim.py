@@ -277,7 +277,8 @@ class ZeroOrder(torch.optim.Optimizer):
             return self._search
         if not parameters:
             raise InputError("no parameter requires grad: unfreeze one, or pass others.")
-        self._search = Search(entries_of(self.param_groups, self.family), self.settings.restore)
+        entries, s = entries_of(self.param_groups, self.family), self.settings
+        self._search = Search(entries, s.restore, s.directions)
         return self._search
 
     @uninterrupted()

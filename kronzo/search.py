@@ -37,7 +37,7 @@ class Search:
         directions: of a step; their coordinates are kept within it as far as memory allows, see `kronzo.layout`.
     """
 
-    def __init__(self, entries: Sequence[Entry], restore: Restore, directions: int = 1) -> None:
+    def __init__(self, entries: Sequence[Entry], restore: Restore, directions: int) -> None:
         self.entries = list(entries)
         self.sections = sections_of(self.entries)
         self._covered = [identity(e.parameter) for e in self.entries]
