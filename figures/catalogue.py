@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from figures import fig_memory, fig_rosenbrock, fig_spectra, tables
+from figures import fig_memory, fig_questions, fig_rosenbrock, fig_spectra, tables
 
-DRAWINGS = (*fig_spectra.DRAWINGS, *fig_rosenbrock.DRAWINGS, *fig_memory.DRAWINGS, *tables.DRAWINGS)
+DRAWINGS = (
+    *fig_spectra.DRAWINGS,
+    *fig_rosenbrock.DRAWINGS,
+    *fig_memory.DRAWINGS,
+    *tables.DRAWINGS,
+    *fig_questions.DRAWINGS,
+)

@@ -23,8 +23,8 @@ def differences(figure: Figure, table: pd.DataFrame) -> list[str]:
     """Return a sentence for every line or band of a figure whose numbers are not those of the table.
 
     Panes are taken in the order of the figure's axes, series in the order in which they were drawn. A line's label, if
-    it has one, is the name of its series, or the part before ", " that several series share. A band is the range of y at
-    each x, or, as a horizontal or vertical bar through a point, its two ends.
+    it has one, is the name of its series, or the part before ", " that several series share. A band is the range of y
+    at each x, or, as a horizontal or vertical bar through a point, its two ends.
     """
     panes = [axes for axes in figure.axes if _lines(axes)]
     names = list(table["pane"].drop_duplicates())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from figures.drawing import Drawing
+from figures.frames import last_points, seeds
 from kronzo.pretrain.comparison import interval
 from kronzo.pretrain.reported import COMPRESSION, ROWS, SOURCE, XL
 from kronzo.pretrain.results import label_of
@@ -45,11 +46,6 @@ def factors_caption(frame: pd.DataFrame) -> str:
     )
 
 
-def last_points(frame: pd.DataFrame) -> pd.DataFrame:
-    """The last evaluation of every run."""
-    return frame.sort_values("step", kind="stable").groupby(["row", "seed"], sort=False).tail(1)
-
-
 def _final(frame: pd.DataFrame, method: str, rule: str) -> pd.DataFrame:
     """The last evaluations of a method under a rule at equal token_forwards."""
     last = last_points(frame)
@@ -83,14 +79,9 @@ def rules_caption(frame: pd.DataFrame) -> str:
     return (
         "Averaging against the directional rule. Reported: final training loss (nats a token), 50 directions averaged, "
         f"33 searched, equal forwards, one seed; {SOURCE}. Ours: final validation loss at {count(budget)} "
-        f"token_forwards, {_seeds(frame)}, {_corpus(frame)}; unigram "
+        f"token_forwards, {seeds(frame)}, {_corpus(frame)}; unigram "
         f"line {frame['unigram'].iloc[0]:.3f}. Empty: not run here."
     )
-
-
-def _seeds(frame: pd.DataFrame) -> str:
-    number = frame["seed"].nunique()
-    return f"n = {number} seed{'s' if number > 1 else ''}"
 
 
 def _corpus(frame: pd.DataFrame) -> str:
@@ -130,7 +121,7 @@ def orders_caption(frame: pd.DataFrame) -> str:
     return (
         "Zeroth order against first order. Reported: final training loss, seconds a step, GB allocated between steps; "
         f"{SOURCE}; for GPT-2 XL it reports {xl}. Ours: final validation loss at equal token_forwards, "
-        f"{_seeds(frame)}, {_corpus(frame)}; peak "
+        f"{seeds(frame)}, {_corpus(frame)}; peak "
         "resident set of the whole process, most of which is the interpreter for so small a model. Empty: not run here "
         "or not reported."
     )

@@ -1,8 +1,8 @@
 """Figures of many panes from one tidy table of what is drawn: curves with bands, dots with bars, paths on a surface.
 
 A table has the columns pane, series, x, y, low and high, a row a point in drawing order; look, a name that
-`kronzo.pretrain.plots.look` knows; and kind: "line", "dashed", "dotted", "points" (marks only) or "hollow". Low
-and high are the ends of a band, NaN without one. A row whose x (or y) is NaN is a line across the pane at y (or x).
+`kronzo.pretrain.plots.look` knows; and kind: "line", "dashed", "dotted", "dashdot", "points" (marks only) or "hollow".
+Low and high are the ends of a band, NaN without one. A row whose x (or y) is NaN is a line across the pane at y (or x).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kronzo.errors import InputError
-from kronzo.pretrain.plots import look
+from kronzo.pretrain.plots import few_ticks, look
 from spectra import style
 
 COLUMNS = ["pane", "series", "x", "y", "low", "high", "look", "kind"]
@@ -24,6 +24,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "line": {"linestyle": "-"},
     "dashed": {"linestyle": "--", "markerfacecolor": "white"},
     "dotted": {"linestyle": ":", "markerfacecolor": "white"},
+    "dashdot": {"linestyle": "-.", "markerfacecolor": "white"},
     "points": {"linestyle": ""},
     "hollow": {"linestyle": "", "markerfacecolor": "none"},
 }
@@ -111,8 +112,15 @@ def curves(
             axes.set(xscale=xscale, yscale=yscale, xlabel=xlabel, title=name)
             first = not axes.get_subplotspec() or axes.get_subplotspec().is_first_col()  # type: ignore[union-attr]
             axes.set_ylabel(ylabel if first or not share else "")
+            _ticks(axes)
         _legend(figure, panes)
     return figure
+
+
+def _ticks(axes: Axes) -> None:
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            few_ticks(axis)
 
 
 def _legend(figure: Figure, panes: dict[str, Axes]) -> None:
@@ -124,11 +132,11 @@ def _legend(figure: Figure, panes: dict[str, Axes]) -> None:
     if named:
         longest = max(map(len, named))
         figure.legend(named.values(), named.keys(), loc="outside upper center",
-                      ncols=max(1, min(len(named), 110 // (longest + 8))))  # fmt: skip
+                      ncols=max(1, min(len(named), int(15 * figure.get_figwidth() / (longest + 8)))))  # fmt: skip
 
 
 def dots(table: pd.DataFrame, *, xlabel: str, xscale: str = "linear", columns: int = 2) -> Figure:
-    """Draw values as dots beside the names of their rows, a bar from low to high, hollow dots for what it spans.
+    """Draw values as dots beside the names of their rows, a bar from low to high, ticks for what it sums up.
 
     A row of the picture is a value of y; it takes the name of its first series.
 
@@ -152,6 +160,7 @@ def dots(table: pd.DataFrame, *, xlabel: str, xscale: str = "linear", columns: i
             places = rows.dropna(subset=["y"]).drop_duplicates("y")
             axes.set_yticks(places["y"], [str(series) for series in places["series"]])
             axes.set(ylim=(places["y"].max() + 0.6, places["y"].min() - 0.6), xlabel=xlabel, xscale=xscale)
+            _ticks(axes)
             axes.set_title(name, pad=12 if rows["y"].isna().any() else 4)
             axes.grid(axis="y", visible=False)
     return figure
@@ -164,7 +173,8 @@ def _dot(axes: Axes, points: pd.DataFrame) -> None:
         return
     kind = look(str(first["look"])) | _KINDS[str(first["kind"])]
     hollow = first["kind"] == "hollow"
-    axes.plot(points["x"], points["y"], **(kind | {"linestyle": "", "markersize": 3.0 if hollow else 5.0}))
+    marks: dict[str, Any] = {"marker": "|", "markersize": 7.0} if hollow else {"markersize": 5.0}
+    axes.plot(points["x"], points["y"], **(kind | {"linestyle": ""} | marks))
     if pd.notna(first["low"]):
         axes.hlines(first["y"], first["low"], first["high"], color=kind["color"], linewidth=1.0)
 
@@ -206,5 +216,6 @@ def paths(
         axes.grid(False)
         for other in (axes for name, axes in panes.items() if name != plane):
             other.set(yscale="log", xlabel=xlabel, ylabel=ylabel)
+            _ticks(other)
         _legend(figure, panes)
     return figure

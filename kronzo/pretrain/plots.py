@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullLocator
@@ -106,7 +107,7 @@ def curves(frame: pd.DataFrame, reference: Mapping[str, float], *, wide: bool = 
                     axes.axhline(reference[line], color=style.COLORS["noise"], linewidth=0.8, linestyle=":")
             axes.set(xscale="log", xlabel=title)
             axes.margins(y=0.06)
-            _few_ticks(axes)
+            few_ticks(axes.xaxis)
         for axes in panels[:1] if wide else panels:
             axes.set_ylabel("validation loss, nats a token")
         for axes in panels[-1:] if wide else panels:
@@ -114,12 +115,12 @@ def curves(frame: pd.DataFrame, reference: Mapping[str, float], *, wide: bool = 
     return figure
 
 
-def _few_ticks(axes: Axes) -> None:
-    """Label a logarithmic x axis at 1, 2 and 5 times powers of ten, over one decade, else at the powers."""
-    low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 30 * low else (1.0,), numticks=8))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value) if value >= 1 else f"{value:g}"))
+def few_ticks(axis: Axis) -> None:
+    """Label a logarithmic axis at 1, 2 and 5 times powers of ten, over one decade, else at the powers."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 30 * low else (1.0,), numticks=8))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: count(value) if value >= 1 else f"{value:g}"))
 
 
 def _ends(frame: pd.DataFrame, reference: Mapping[str, float]) -> list[tuple[str, float, dict[str, Any]]]:
