@@ -12,6 +12,7 @@ from kronzo import __version__
 from kronzo.errors import InputError
 from kronzo.pretrain import data_cli
 from kronzo.pretrain.doctor import find_spectra
+from kronzo.pretrain.replay_cli import replay
 
 app = typer.Typer(
     name="kronzo",
@@ -214,6 +215,9 @@ def export(
     for path in hf_weights.export(run, to):
         typer.echo(path)
     typer.echo(f'Open it: transformers.AutoModelForCausalLM.from_pretrained("{to}")')
+
+
+app.command()(replay)
 
 
 @app.command("runs")

@@ -67,7 +67,7 @@ def save(run: Path, step: int, model: nn.Module, state: Mapping[str, Any], meta:
     shutil.rmtree(beside, ignore_errors=True)
     try:
         beside.mkdir(parents=True)
-        _save_weights(dict(model.named_parameters()), beside / MODEL)
+        save_weights(dict(model.named_parameters()), beside / MODEL)
         _save_state(dict(state), beside / STATE)
         files = {name: _fingerprint(beside / name) for name in (MODEL, STATE)}
         _write_meta(beside / META, {"step": step, **meta, "files": files})
@@ -80,12 +80,13 @@ def save(run: Path, step: int, model: nn.Module, state: Mapping[str, Any], meta:
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
-    for old in _newest_first(run)[keep:]:
+    for old in on_disk(run)[keep:]:
         shutil.rmtree(old)
     return target
 
 
-def _save_weights(weights: dict[str, Tensor], path: Path) -> None:
+def save_weights(weights: dict[str, Tensor], path: Path) -> None:
+    """Write a .safetensors file; raises OSError where the disk refuses it."""
     try:
         save_file({name: tensor.detach() for name, tensor in weights.items()}, path)
     except SafetensorError as error:
@@ -113,7 +114,7 @@ def latest(run: Path, *, usable: Callable[[dict[str, Any]], bool], say: Callable
         usable: a further condition on the meta values.
         say: told of every checkpoint passed over.
     """
-    for path in _newest_first(run):
+    for path in on_disk(run):
         try:
             found = read(path)
         except InputError as error:
@@ -189,7 +190,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
             parameter.copy_(weights[name])
 
 
-def _newest_first(run: Path) -> list[Path]:
+def on_disk(run: Path) -> list[Path]:
+    """Return the checkpoint folders of a run, newest first, whole or not."""
     root = run / FOLDER
     folders = [path for path in root.iterdir() if path.name.isdigit()] if root.is_dir() else []
     return sorted(folders, key=lambda path: int(path.name), reverse=True)

@@ -66,6 +66,10 @@ def _plain(value: Any) -> Any:
     """Return what JSON can hold; a non-finite number becomes null."""
     if isinstance(value, bool | int | str | None):
         return value
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
     number = float(value)
     return number if math.isfinite(number) else None
 

@@ -17,15 +17,14 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from kronzo.errors import Collapse
-from kronzo.pretrain import checkpoint, folder, gpt2, optimizers, steps
+from kronzo.pretrain import checkpoint, folder, optimizers, steps
 from kronzo.pretrain.config import Config
 from kronzo.pretrain.data import Corpus
-from kronzo.pretrain.log import FILE as METRICS
-from kronzo.pretrain.log import MetricsWriter
 from kronzo.pretrain.precision import coefficient_error
 from kronzo.pretrain.process import interrupts, own_random_stream, peak_bytes
 from kronzo.pretrain.progress import Reporter
-from kronzo.pretrain.resolve import corpus_of, resolve, shape_of
+from kronzo.pretrain.rebuild import Logs, covers, initial
+from kronzo.pretrain.resolve import corpus_of, resolve
 
 
 @dataclass(frozen=True)
@@ -126,12 +125,8 @@ class _Trainer:
         self.config, self.corpus, self.run, self.show = config, corpus, run, show
         self.console = Reporter("", 0, show=False)
         torch.manual_seed(config.seed)
-        self.model = gpt2.GPT2(shape_of(config.model, 0), seed=config.seed, device=config.device)
+        self.model, self.optimizer = initial(config)
         self.model.use(**asdict(config.forward))
-        if config.init:
-            weights = checkpoint.initial_weights(Path(config.init))
-            checkpoint.load_weights(self.model, weights, config.init)
-        self.optimizer = optimizers.build(self.model, config.optimizer, config.seed)
         self.context = self.model.config.context
         self.steps = steps.num_steps(config.budget, config.optimizer, self.optimizer, self.context)
         self.schedule = LambdaLR(self.optimizer, optimizers.lr_factor(config.optimizer, self.steps))
@@ -159,7 +154,7 @@ class _Trainer:
         self, stop: Callable[[int], bool], watch: Callable[[float], None], interrupted: threading.Event
     ) -> Result:
         """Run to the end of the budget, or until stopped or interrupted."""
-        metrics_bytes = self._restore()
+        covered = self._restore()
         now = self.counters
         watch(now.step / self.steps)
         if now.step and stop(now.step):
@@ -170,14 +165,14 @@ class _Trainer:
         saved = time.monotonic()
         title = f"{self.config.optimizer.method} {self.run.name}"
         with (
-            MetricsWriter(self.run / METRICS, metrics_bytes) as metrics,
+            Logs(self.run, self.optimizer, covered) as logs,
             self.recorder or nullcontext(),
             Reporter(title, self.steps, now.step, show=self.show) as report,
         ):
             if now.step == 0 and self.config.forward.precision != "float32":
                 self._advise(report)
             if now.step == 0 and 0 in evaluations:
-                metrics.write(
+                logs.write(
                     {"step": 0, "tokens": 0, "token_forwards": 0, "forwards": 0, "seconds": 0.0} | self._evaluate()
                 )
             while now.step < self.steps and not now.diverged:
@@ -189,7 +184,7 @@ class _Trainer:
                     break
                 if now.step in evaluations:
                     record |= self._evaluate()
-                metrics.write(record)
+                logs.write(record)
                 report.update(now.step, f"val {now.val_loss:.3f}")
                 watch(now.step / self.steps)
                 wanted = stop(now.step)
@@ -197,7 +192,7 @@ class _Trainer:
                 seconds = self.config.checkpoint.every_seconds
                 late = bool(seconds) and time.monotonic() - saved > seconds
                 if now.step in saves or late or wanted or signalled or now.diverged:
-                    self._save(metrics)
+                    self._save(logs)
                     saved = time.monotonic()
                 if signalled:
                     raise KeyboardInterrupt
@@ -280,11 +275,11 @@ class _Trainer:
             start_step=self.counters.step,
         )
 
-    def _save(self, metrics: MetricsWriter) -> None:
+    def _save(self, logs: Logs) -> None:
         """Save a checkpoint; not past a capture that the disk had no room for, so that going on takes it again."""
         if self.recorder is not None and isinstance(self.recorder.error, OSError):
             raise self.recorder.error
-        meta = asdict(self.counters) | {"metrics_bytes": metrics.sync()}
+        meta = asdict(self.counters) | logs.sync()
         state = {
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
@@ -294,13 +289,11 @@ class _Trainer:
             state["random_cuda"] = torch.cuda.get_rng_state()
         checkpoint.save(self.run, self.counters.step, self.model, state, meta, self.config.checkpoint.keep)
 
-    def _restore(self) -> int:
-        """Load the newest checkpoint that is whole; return how many bytes of the log it covers."""
-        log = self.run / METRICS
-        size = log.stat().st_size if log.exists() else 0
-        found = checkpoint.latest(self.run, usable=lambda meta: meta["metrics_bytes"] <= size, say=self.console.say)
+    def _restore(self) -> dict[str, Any]:
+        """Load the newest checkpoint that is whole; return its meta values."""
+        found = checkpoint.latest(self.run, usable=lambda meta: covers(self.run, meta), say=self.console.say)
         if found is None:
-            return 0
+            return {}
         checkpoint.load_weights(self.model, found.weights, str(found.path))
         self.optimizer.load_state_dict(found.state["optimizer"])
         self.schedule.load_state_dict(found.state["schedule"])
@@ -308,7 +301,7 @@ class _Trainer:
         if self.config.device == "cuda":
             torch.cuda.set_rng_state(found.state["random_cuda"])
         self.counters = Counters(**{key: found.meta[key] for key in asdict(self.counters)})
-        return int(found.meta["metrics_bytes"])
+        return found.meta
 
     def _finish(self) -> Result:
         now = self.counters

@@ -128,7 +128,7 @@ from pathlib import Path
 from kronzo.pretrain import checkpoint
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 largest = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-for write in (checkpoint._save_weights, checkpoint._save_state):
+for write in (checkpoint.save_weights, checkpoint._save_state):
     for limit in (64, 1_000, 100_000):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, largest))
         try:
