@@ -111,7 +111,8 @@ def _cost_of_fo(plan: Plan) -> float:
 
 def command_line() -> str:
     """The present command as one would type it."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0])
+    return shlex.join([program.parent.name if program.name == "__main__.py" else program.name, *sys.argv[1:]])
 
 
 def clear(out: Path) -> None:
