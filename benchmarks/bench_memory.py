@@ -15,6 +15,7 @@ import argparse
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -106,6 +107,7 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once for the 1 x 64 steps")
     parser.add_argument("--child", nargs=4)
     options = parser.parse_args()
     if options.child:
@@ -113,15 +115,18 @@ def main() -> None:
         return
     layers = 2 if options.quick else 12
     weights = 4 * (38_597_376 + 786_432 + 1536 + layers * 7_087_872)
-    base, state = measured("forward", layers, 1, 64), kept_bytes(layers)
-    results: dict[str, Any] = {"weights": weights, "forward, 1 x 64": base}
-    ratios: dict[str, Any] = {"bars": {}}
     others = ("torchzero SPSA", "torchzero MeZO") if find_spec("torchzero") and not options.quick else ()
-    for what in (*METHODS, "kronzo 8", *others):
-        results[f"{what}, 1 x 64"] = bytes_ = measured(what, layers, 1, 64)
-        ratios[f"{what} beyond one forward / weights"] = share = (bytes_ - base) / weights
-        ratios[f"{what} kept factors / weights"] = state.get(what, 0) / weights
-        if what not in others:
+    small = ["forward", *METHODS, "kronzo 8", *others]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        peaks = dict(zip(small, pool.map(lambda what: measured(what, layers, 1, 64), small), strict=True))
+    results: dict[str, Any] = {"weights": weights, **{f"{what}, 1 x 64": peak for what, peak in peaks.items()}}
+    ratios: dict[str, Any] = {"bars": {}}
+    state = kept_bytes(layers)
+    for what in small[1:]:
+        share = (peaks[what] - peaks["forward"]) / weights
+        ratios[f"{what} beyond one forward / weights"] = share
+        ratios[f"{what} kept factors / weights"] = state.get(what.split()[0], 0) / weights
+        if what in METHODS:
             ratios["bars"][f"{what} beyond one forward <= 0.01 weights"] = share <= 0.01
     if not options.quick:
         for what in ("forward", "kronzo", *FIRST_ORDER):

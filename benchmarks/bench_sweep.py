@@ -101,7 +101,7 @@ def main() -> None:
     heavy = {"mul_": light["mul_"], "mezo": sweeper(model, "mezo"), "the generator alone": generator(numbers)}
     heavy |= naive_sweeps(weights)
     heavy |= {f"{name} step": run for name, run in torchzero_steps(model, lambda backward=False: free).items()}
-    seconds, slow = interleaved(light, rounds), interleaved(heavy, max(2, rounds // 4))
+    seconds, slow = interleaved(light, rounds), interleaved(heavy, max(3, rounds // 2))
     ratios: dict[str, Any] = {name: ratio(seconds[name], seconds["mul_"]) for name in light if name != "mul_"}
     ratios |= {name: ratio(slow[name], slow["mul_"]) for name in heavy if name != "mul_"}
     ratios["kronzo / addcmul_ of its views"] = ratio(seconds["kronzo"], seconds["addcmul_ of KronZO's views"])
