@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -242,25 +242,23 @@ def spectra_of(
     context: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
     seed: Annotated[int, typer.Option(help="Of the batches.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Spectra store to write.")] = None,
+    growth: Annotated[Path | None, typer.Option(help="Folder for rank against tokens instead, with controls.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the gradient spectra of a model one already has.
 
     Signal against mini-batch noise, at fixed weights.
     """
-    from kronzo.pretrain.snapshots import snapshots
+    from kronzo.pretrain import snapshots
     from spectra.report import render
 
-    run = snapshots(
-        source,
-        data=data,
-        tokenizer=tokenizer,
-        batches=batches,
-        batch_size=batch_size,
-        context=context,
-        seed=seed,
-        out=out,
-    )
+    stream: dict[str, Any] = {"batches": batches, "batch_size": batch_size, "context": context, "seed": seed}
+    stream |= {"data": data, "tokenizer": tokenizer}
+    if growth is not None:
+        for path in snapshots.growth(source, growth, **stream):
+            typer.echo(path)
+        return
+    run = snapshots.snapshots(source, **stream, out=out)
     typer.echo(render(run, "json" if as_json else "table"), nl=False)
 
 

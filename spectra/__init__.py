@@ -12,6 +12,7 @@ from spectra.errors import InputError
 
 if TYPE_CHECKING:
     from spectra import metrics, null, subspace
+    from spectra.growth import rank_growth
     from spectra.hooks import GradientRecorder
     from spectra.kronecker import kronecker_values, nearest_kronecker
     from spectra.run import Run
@@ -35,6 +36,7 @@ _LAZY = {
     "nearest_kronecker": ("spectra.kronecker", "nearest_kronecker"),
     "null": ("spectra.null", None),
     "open": ("spectra.store", "open_run"),
+    "rank_growth": ("spectra.growth", "rank_growth"),
     "search": ("spectra.search_law", "search"),
     "singular_triplets": ("spectra.svd", "singular_triplets"),
     "singular_values": ("spectra.svd", "singular_values"),
@@ -55,6 +57,7 @@ __all__ = [
     "nearest_kronecker",
     "null",
     "open",
+    "rank_growth",
     "search",
     "singular_triplets",
     "singular_values",

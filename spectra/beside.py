@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from spectra.errors import InputError, nearest
-from spectra.kronecker import rearrange
+from spectra.kronecker import kronecker_participation, rearrange
 from spectra.layers import Layer
 from spectra.record import head, numbers
 from spectra.schema import Record
@@ -27,7 +27,7 @@ LAG_CAPTURES = 20
 """Earlier captures whose subspaces are kept: 16 p numbers each."""
 
 LARGEST_REARRANGED = 2048
-"""Smaller side of R(G) above which it is left out: its eigenproblem would outweigh the rest of the capture."""
+"""Smaller side of R(G) above which only its norm and participation ratio are taken, which need no eigenproblem."""
 
 _MOMENTUM = ("exp_avg", "momentum_buffer", "grad_avg")
 
@@ -37,7 +37,8 @@ Weights = Sequence[tuple[Layer, Tensor]]
 class Beside:
     """The quantities a recorder takes beside the gradient.
 
-        kronecker      singular values of R(G), the rearrangement of `spectra.kronecker`, most square shapes
+        kronecker      singular values of R(G), the rearrangement of `spectra.kronecker`, most square shapes; of an R(G)
+                       above `LARGEST_REARRANGED` norm and participation ratio only
         lags           overlap of leading subspaces with earlier captures, and energy of the gradient captured in them
         momentum       the optimizer's first moment after the step (exp_avg, momentum_buffer)
         update         the weights after the step minus those before
@@ -135,6 +136,9 @@ class Beside:
 
 def _rearranged(matrix: Tensor, dtype: torch.dtype, scale: float) -> Record:
     r = rearrange(matrix)
-    if min(r.shape) > LARGEST_REARRANGED:
-        return {"status": "too large", "rows": r.shape[0], "cols": r.shape[1]}
-    return {"rows": r.shape[0], "cols": r.shape[1], **numbers(r, dtype, scale)}
+    shape = {"rows": r.shape[0], "cols": r.shape[1]}
+    if min(r.shape) <= LARGEST_REARRANGED:
+        return shape | numbers(r, dtype, scale)
+    norm = float(torch.linalg.vector_norm(matrix, dtype=torch.float64)) / scale
+    moments = {"frobenius_norm": norm, "participation_ratio": kronecker_participation(matrix)}
+    return {**shape, "status": "moments only", **moments}

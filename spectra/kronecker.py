@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spectra.errors import InputError
-from spectra.svd import as_matrix, singular_triplets, singular_values
+from spectra.svd import as_matrix, largest_entry, singular_triplets, singular_values
 
 Shapes = tuple[int, int, int, int]
 
@@ -103,6 +103,31 @@ def kronecker_values(matrix: Tensor | NDArray[np.floating], shapes: Shapes | Non
     50304 x 768.
     """
     return singular_values(rearrange(matrix, shapes)).values
+
+
+def kronecker_participation(matrix: Tensor | NDArray[np.floating], shapes: Shapes | None = None) -> float:
+    """Return the participation ratio of R(G) without its singular values: ||G||_F^4 / ||R R^T||_F^2.
+
+    For matrices whose R(G) is too large for an eigenproblem. Arguments as for `rearrange`; a zero matrix gives 0.
+
+    Raises:
+        InputError: as for `rearrange`; NaN or inf entries.
+
+    Cost: with p as above, m n p flops; the copy of the matrix, and two blocks of 512 of its rows in float64.
+    """
+    g = as_matrix(matrix)
+    peak = largest_entry(g)
+    if not np.isfinite(peak):
+        raise InputError(f"the {tuple(g.shape)} matrix holds NaN or inf; R(G) needs finite entries; clean it first")
+    r = rearrange(g, shapes)
+    rows = (r if r.shape[0] <= r.shape[1] else r.T).split(512)
+    energy, squares = 0.0, 0.0
+    for i, first in enumerate(rows if peak > 0 else ()):
+        left = first.double() / peak
+        energy += float(left.square().sum())
+        squares += float((left @ left.T).square().sum())
+        squares += 2 * sum(float((left @ (second.double() / peak).T).square().sum()) for second in rows[:i])
+    return energy**2 / squares if squares > 0 else 0.0
 
 
 def nearest_kronecker(matrix: Tensor | NDArray[np.floating], shapes: Shapes | None = None) -> NearestKronecker:

@@ -12,7 +12,9 @@ Cost: O(p log p) at most.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -36,6 +38,7 @@ __all__ = [
     "spectral_norm",
     "stable_rank",
     "svd_entropy",
+    "tail_exponent",
 ]
 
 Float = NDArray[np.float64]
@@ -167,6 +170,58 @@ def svd_entropy(values: ArrayLike) -> float:
     """
     s = _sorted(values)
     return _entropy(_relative(values) ** 2) / math.log(s.size) if s.size > 1 and s[0] > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A power law fitted to the energies.
+
+    Attributes:
+        exponent: alpha of the density e^-alpha, by maximum likelihood above x_min.
+        x_min: where the law begins, on the scale e / e_1.
+        points: energies above it. With few of them the exponent means little.
+        distance: Kolmogorov-Smirnov distance of data and fit.
+        likelihood_ratio: of the power law against a log-normal, normalised; negative favours the log-normal.
+        p_value: of that ratio; above about 0.1 the data do not tell the two apart.
+    """
+
+    exponent: float
+    x_min: float
+    points: int
+    distance: float
+    likelihood_ratio: float
+    p_value: float
+
+
+def tail_exponent(values: ArrayLike) -> Tail:
+    """Return a power law fitted to the energies e_i / e_1 (extra powerlaw).
+
+    Barely identified: 768 energies rarely tell a power law from a log-normal, so the ratio comes with the exponent, and
+    no report shows the exponent alone. Energies below 1e-12 e_1, rounding errors of float32 gradients, are left out.
+
+    Raises:
+        InputError: fewer than 20 different energies; the package powerlaw is not installed.
+
+    Source: Clauset, Shalizi and Newman 2009. Cost: a fit for every x_min, some 0.1 s for 768 values.
+    """
+    energies = _relative(values) ** 2
+    energies = energies[energies > 1e-12]
+    if np.unique(energies).size < 20:
+        raise InputError(
+            f"{np.unique(energies).size} different energies; a tail needs at least 20; use a larger matrix"
+        )
+    try:
+        import powerlaw
+    except ImportError as error:
+        raise InputError("tail_exponent needs powerlaw; run: pip install 'kronzo[powerlaw]'") from error
+    with warnings.catch_warnings():
+        # It warns of its own deprecated names, thousands of times in a fit, and of every x_min that fits badly.
+        warnings.simplefilter("ignore")
+        fit = powerlaw.Fit(energies, verbose=False)
+        ratio, p_value = fit.distribution_compare("power_law", "lognormal", normalized_ratio=True)
+        law = fit.power_law
+    points = int((energies >= law.xmin).sum())
+    return Tail(float(law.alpha), float(law.xmin), points, float(law.D), float(ratio), float(p_value))
 
 
 def _energy_rank_at(share: float) -> Callable[[ArrayLike], float]:

@@ -56,7 +56,7 @@ def snapshot(
     sums: tuple[Sums, Sums] = ({}, {})
     count = 0
     for batch in batches:
-        _add(sums[count % 2], model, loss_fn, batch, layers)
+        add_gradient(sums[count % 2], model, loss_fn, batch, layers)
         count += 1
     if count < 2 or count % 2:
         raise InputError(f"{count} batches; the two halves need an even number of them, at least 2; leave one out")
@@ -87,7 +87,7 @@ def _analyse(layer: Layer, sums: tuple[Sums, Sums], count: int, tokens: int) -> 
     return analyse(layer, second.div_(count).add_(half), half, tokens=tokens)
 
 
-def _add(
+def add_gradient(
     sums: Sums, model: nn.Module, loss_fn: Callable[[nn.Module, Batch], Tensor], batch: Batch, layers: Selection
 ) -> None:
     """Add the gradient of one batch, leaving what is in .grad where it is."""

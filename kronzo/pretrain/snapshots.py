@@ -70,14 +70,70 @@ def snapshots(
     parts: list[Any] = []
     run = None
     for subject in _subjects(source, corpus):
-        length = min(context or subject.context, subject.context)
-        stream = [corpus.batch(seed=seed, step=i, batch_size=batch_size, context=length) for i in range(batches)]
-        tokens = batch_size * length
+        stream, tokens = _stream(corpus, subject, batches, batch_size, context, seed)
         run = spectra.snapshot(subject.model, subject.loss, stream, tokens=tokens, step=subject.step, store=out)
         parts += run.parts
     if run is None:
         raise InputError(f"{source}: no usable checkpoint there; give a run, a checkpoint or a Hugging Face folder.")
     return run if out is not None else spectra.Run(parts, run.manifest)
+
+
+def growth(
+    source: Path,
+    out: Path,
+    *,
+    data: str | None = None,
+    tokenizer: str | None = None,
+    batches: int = 8,
+    batch_size: int = 8,
+    context: int | None = None,
+    seed: int = 0,
+) -> list[Path]:
+    """Write how Weyl and edge rank grow with the tokens, beside planted controls: growth.csv and two figures.
+
+    Args:
+        source: as for `snapshots`; of several checkpoints the last.
+        out: the folder to write to.
+        data: as for `snapshots`.
+        tokenizer: as for `snapshots`.
+        batches: at least 4; ranks are taken after 4, 8, 16, ... of them.
+        batch_size: sequences in one.
+        context: tokens in a sequence; the model's own by default.
+        seed: of the stream of batches.
+
+    Returns:
+        The files written.
+
+    Raises:
+        InputError: as for `snapshots`; fewer than 4 batches.
+    """
+    from spectra.growth_plot import rank_growth_figure
+    from spectra.style import save
+
+    if batches < 4:
+        raise InputError(f"--batches {batches}: controls are made of four quarters, so at least 4 are needed.")
+    corpus = _corpus(source, data, tokenizer)
+    subjects = list(_subjects(source, corpus))
+    if not subjects:
+        raise InputError(f"{source}: no usable checkpoint there; give a run, a checkpoint or a Hugging Face folder.")
+    subject = subjects[-1]
+    stream, tokens = _stream(corpus, subject, batches, batch_size, context, seed)
+    frame = spectra.rank_growth(subject.model, subject.loss, stream, tokens=tokens)
+    out.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(out / "growth.csv", index=False, lineterminator="\n")
+    written = [out / "growth.csv"]
+    for metric in ("weyl_rank", "edge_rank"):
+        written += save(rank_growth_figure(frame, metric), out / f"growth-{metric}")
+    return written
+
+
+def _stream(
+    corpus: Corpus, subject: Subject, batches: int, batch_size: int, context: int | None, seed: int
+) -> tuple[list[Pair], int]:
+    """Return the batches to look at, and the tokens in one."""
+    length = min(context or subject.context, subject.context)
+    stream = [corpus.batch(seed=seed, step=i, batch_size=batch_size, context=length) for i in range(batches)]
+    return stream, batch_size * length
 
 
 def _run_of(source: Path) -> Path | None:

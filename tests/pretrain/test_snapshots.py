@@ -3,6 +3,7 @@
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from small_runs import small_config
@@ -13,7 +14,7 @@ from kronzo.pretrain import runs
 from kronzo.pretrain.config import from_toml
 from kronzo.pretrain.loop import pretrain
 from kronzo.pretrain.resolve import corpus_of
-from kronzo.pretrain.snapshots import snapshots
+from kronzo.pretrain.snapshots import growth, snapshots
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,20 @@ def test_the_values_are_those_of_autograd_at_the_checkpoint(run):
     gradient = torch.autograd.grad(sum(losses) / 2, model.wpe.weight)[0]
     expected = np.linalg.svd(gradient.double().numpy(), compute_uv=False)
     np.testing.assert_allclose(found.values(12, "wpe.weight"), expected, rtol=1e-4, atol=1e-6 * expected[0])
+
+
+def test_growth_writes_ranks_of_the_gradient_and_of_its_controls(run, tmp_path):
+    written = growth(run, tmp_path / "growth", batches=8, batch_size=2)
+    assert sorted(path.name for path in written) == [
+        "growth-edge_rank.pdf", "growth-edge_rank.png", "growth-weyl_rank.pdf", "growth-weyl_rank.png", "growth.csv",
+    ]  # fmt: skip
+    frame = pd.read_csv(tmp_path / "growth" / "growth.csv")
+    assert sorted(frame["tokens"].unique()) == [4 * 2 * 16, 8 * 2 * 16]
+    model, _ = runs.open_model(run)
+    matrices = {name for name, p in model.named_parameters() if p.ndim > 1}
+    assert set(frame["layer"]) == matrices and set(frame["planted"].dropna()) >= {1, 4}
+    with pytest.raises(InputError, match="four quarters"):
+        growth(run, tmp_path / "growth", batches=3)
 
 
 def test_what_is_no_model_or_gives_no_halves_is_refused(run, tmp_path):

@@ -77,8 +77,14 @@ def test_kronecker_values_stand_beside_the_plain_ones(monkeypatch):
     row = run.frame.query(f"step == 2 and layer == '{LAYER}' and quantity == 'kronecker'").iloc[0]
     assert (row["rows"], row["cols"]) == (8 * 4, 8 * 4)
     monkeypatch.setattr("spectra.beside.LARGEST_REARRANGED", 20)
-    run, *_ = record(["kronecker"])
-    assert "too large" in set(run.frame["status"])
+    large, *_ = record(["kronecker"])
+    row = large.frame.query(f"step == 2 and layer == '{LAYER}' and quantity == 'kronecker'").iloc[0]
+    exact = run.frame.query(f"step == 2 and layer == '{LAYER}' and quantity == 'kronecker'").iloc[0]
+    assert (row["status"], row["rows"], row["cols"]) == ("moments only", 32, 32)
+    for name in ("participation_ratio", "frobenius_norm"):
+        assert row[name] == pytest.approx(exact[name], rel=1e-6)
+    with pytest.raises(InputError, match="moments only"):
+        large.values(2, LAYER, "kronecker")
 
 
 def test_lags_hold_overlap_and_captured_energy_of_earlier_subspaces():

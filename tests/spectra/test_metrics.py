@@ -90,3 +90,26 @@ def test_bad_input_is_refused_with_what_to_do():
         metrics.energy_rank([1.0], 1.5)
     with pytest.raises(InputError, match="did you mean 'stable_rank'"):
         metrics.metric("stabel_rank")
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("alpha", [2.0, 3.0])
+def test_a_planted_power_law_is_found(alpha):
+    pytest.importorskip("powerlaw")
+    energies = (1 - (np.arange(2000) + 0.5) / 2000) ** (-1 / (alpha - 1))
+    found = metrics.tail_exponent(np.sqrt(energies) * 1e-9)
+    assert found.exponent == pytest.approx(alpha, rel=0.03) and found.points > 1000 and found.distance < 0.02
+    assert found.x_min < 5 * energies.min() / energies.max()
+    assert found.likelihood_ratio > -1
+
+
+@pytest.mark.extra
+def test_a_log_normal_is_not_taken_for_a_power_law():
+    pytest.importorskip("powerlaw")
+    values = np.exp(np.random.default_rng(0).normal(size=2000) * 0.4)
+    assert metrics.tail_exponent(values).points < 1500
+
+
+def test_a_tail_of_few_values_is_refused():
+    with pytest.raises(InputError, match="needs at least 20"):
+        metrics.tail_exponent(np.ones(768))
