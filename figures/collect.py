@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,12 @@ import pyarrow as pa
 import spectra
 from figures.compute import memory, rosenbrock, storage
 from kronzo.pretrain import results
-from kronzo.pretrain.comparison import read_comparison
 from kronzo.pretrain.config import from_toml, to_dict
 from kronzo.pretrain.folder import MANIFEST
 from spectra.run import Part, Run
 from spectra.schema import SCHEMA, conform
 
-__all__ = ["comparisons", "memory", "reproduction", "rosenbrock", "spectra_of", "storage", "store_of"]
+__all__ = ["memory", "reproduction", "rosenbrock", "spectra_of", "storage", "store_of"]
 
 _KEPT = ["step", "layer", "kind", "part", "quantity", "rows", "cols", "tokens", "status"]
 _RANKS = ["stable_rank", "participation_ratio"]
@@ -43,7 +42,7 @@ def spectra_of(folder: str) -> pd.DataFrame:
     kept = frame[columns].reset_index(drop=True)
     values = [run.values(int(step), str(layer)).astype("float32") for step, layer in zip(kept["step"], kept["layer"])]
     kept = kept.assign(values=pd.Series(values, dtype=object))
-    kept.attrs |= _about_run(Path(folder))
+    kept.attrs |= about_run(Path(folder))
     return kept
 
 
@@ -56,7 +55,8 @@ def store_of(frame: pd.DataFrame) -> Run:
     return Run([part], {})
 
 
-def _about_run(folder: Path) -> dict[str, Any]:
+def about_run(folder: Path) -> dict[str, Any]:
+    """Return the metadata that a data file takes from a run of `kronzo pretrain`."""
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     return {
         "config": _from_here(to_dict(from_toml(folder))),
@@ -79,25 +79,10 @@ def _short(corpus: Mapping[str, Any]) -> dict[str, Any]:
     return {key: corpus[key] for key in _CORPUS if key in corpus} | {"tokenizer": corpus["tokenizer"]["name"]}
 
 
-def comparisons(folders: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """Return the tables of some folders of `kronzo compare` below each other.
-
-    Args:
-        folders: folder -> further columns, the same in each of its rows: model, corpus, and what the question needs.
-
-    Returns:
-        The columns of `kronzo.pretrain.comparison.collect`, those further ones, unigram and bigram.
-    """
-    parts, about = [], []
-    for folder, columns in folders.items():
-        part = read_comparison(folder)
-        about.append(part.attrs)
-        reference = {name: part.attrs["reference"][name] for name in ("unigram", "bigram")}
-        part.attrs = {}
-        parts.append(part.assign(**columns, **reference))
-    frame = pd.concat(parts, ignore_index=True)
+def about_comparisons(about: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the metadata that a data file takes from the `attrs` of comparisons."""
     environments = [environment for each in about for environment in each["environments"]]
-    frame.attrs = {
+    return {
         "command": [each["command"] for each in about],
         "config": [each["grid"] for each in about],
         "seeds": sorted({int(seed) for each in about for seed in each["grid"]["seeds"]}),
@@ -106,11 +91,10 @@ def comparisons(folders: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
         "git": sorted({str(environment["git"]) for environment in environments}),
         "trials": [each["trials"] for each in about],
     }
-    return frame
 
 
 def reproduction(folder: str) -> pd.DataFrame:
-    """Return the evaluations of the methods that `kronzo reproduce` compared, in columns of `comparisons`.
+    """Return the evaluations of the methods that `kronzo reproduce` compared, in columns of `figures.questions.selected`.
 
     Returns:
         Columns row, label, method, rule ("" first order), budget, seed, lr, directions (NA first order), parameters,

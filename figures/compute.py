@@ -24,7 +24,8 @@ ESCAPED = 1e6
 """A path ends where the loss exceeds this: it will not come back."""
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the versions that the numbers depend on."""
     named = {"kronzo": kronzo.__version__, "torch": torch.__version__, "numpy": np.__version__}
     return named | {"python": platform.python_version()}
 
@@ -69,7 +70,7 @@ def rosenbrock(
         "config": config | {"directions": directions, "eps": eps, "start": list(START), "chosen": chosen},
         "seeds": list(seeds),
         "corpus": [],
-        "versions": _versions(),
+        "versions": versions(),
     }
     return frame
 
@@ -140,7 +141,7 @@ def memory(
             rows += [known | {"dtype": job.dtype, "source": source, "bytes": found[source]} for source in found]
     frame = pd.DataFrame(rows)
     config = {"shapes": dict(shapes), "methods": list(methods), "batch": batch, "context": context}
-    frame.attrs = {"config": config, "seeds": [], "corpus": [], "versions": _versions()}
+    frame.attrs = {"config": config, "seeds": [], "corpus": [], "versions": versions()}
     return frame
 
 
@@ -178,5 +179,5 @@ def storage(matrices: Mapping[str, Sequence[int]], methods: Sequence[Mapping[str
             )
     frame = pd.DataFrame(rows)
     config = {"matrices": dict(matrices), "methods": list(methods)}
-    frame.attrs = {"config": config, "seeds": [], "corpus": [], "versions": _versions()}
+    frame.attrs = {"config": config, "seeds": [], "corpus": [], "versions": versions()}
     return frame

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from figures import collect
+from figures import collect, questions
 from figures.drawing import ROOT
 from kronzo.errors import InputError
 
@@ -29,7 +29,7 @@ class Entry:
     """How the data of one file are made.
 
     Attributes:
-        collector: name of a function of figures.collect.
+        collector: name of a function of figures.collect or figures.questions.
         arguments: its keywords; `{runs}` in a string is the folder of the runs.
         commands: command lines, done in this order; `{runs}` as above.
     """
@@ -49,11 +49,19 @@ def entries(preset: str, path: Path = RUNS) -> dict[str, Entry]:
         raise InputError(f"--preset {preset}: one of {', '.join(PRESETS)} is needed.")
     found = {}
     for name, table in tomllib.loads(path.read_text(encoding="utf-8")).items():
-        if preset not in table or not hasattr(collect, table.get("collector", "")):
-            raise InputError(f"{path.name}: [{name}] needs a collector of figures.collect and a table {preset}.")
+        if preset not in table or _collector(table.get("collector", "")) is None:
+            raise InputError(
+                f"{path.name}: [{name}] needs a collector, a function of figures.collect or figures.questions, "
+                f"and a table {preset}."
+            )
         chosen = table[preset]
         arguments = table.get("arguments", {}) | chosen.get("arguments", {})
         found[name] = Entry(table["collector"], arguments, tuple(chosen.get("commands", ())))
+    return found
+
+
+def _collector(name: str) -> Callable[..., pd.DataFrame] | None:
+    found: Callable[..., pd.DataFrame] | None = getattr(collect, name, None) or getattr(questions, name, None)
     return found
 
 
@@ -71,10 +79,11 @@ def rerun(entry: Entry, runs: Path, say: Callable[[str], None]) -> pd.DataFrame:
         ended = subprocess.run([sys.executable, "-m", program, *words], check=False).returncode
         if ended:
             raise InputError(f"{command}: it ended with exit code {ended}; mend it and run again.")
-    collector: Callable[..., pd.DataFrame] = getattr(collect, entry.collector)
+    collector = _collector(entry.collector)
+    assert collector is not None, "entries() refuses unknown collectors"
     frame = collector(**{key: _filled(value, runs) for key, value in entry.arguments.items()})
     done = [command.replace("{runs}", "runs") for command in entry.commands]
-    frame.attrs.setdefault("command", done or [f"figures.collect.{entry.collector}, arguments as in config"])
+    frame.attrs.setdefault("command", done or [f"figures: {entry.collector}, arguments as in config"])
     return frame
 
 
