@@ -10,7 +10,7 @@ import typer
 
 from kronzo import __version__
 from kronzo.errors import InputError
-from kronzo.pretrain import data_cli
+from kronzo.pretrain import data_cli, glue_cli
 from kronzo.pretrain.doctor import find_spectra
 from kronzo.pretrain.replay_cli import replay
 
@@ -23,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_cli.app)
+app.command()(glue_cli.glue)
 _ABOUT = "kronzo trains language models without backprop and measures what that buys."
 _EXAMPLES = (
     "kronzo reproduce                                the main job, with a report",

@@ -1,4 +1,4 @@
-"""OpenWebText from the Hugging Face hub, streamed by `datasets` (extra hub); refused at once out of its reach."""
+"""OpenWebText from the Hugging Face hub, streamed by `datasets` (extra hub); the hub refused at once out of reach."""
 
 from __future__ import annotations
 
@@ -26,15 +26,24 @@ def openwebtext() -> TextSource:
     parquet conversion of them.
 
     Raises:
+        InputError: as `require`.
+    """
+    require("openwebtext", _LOCAL)
+    return TextSource("openwebtext", {"hub": REPOSITORY}, _documents)
+
+
+def require(what: str, instead: str) -> None:
+    """Refuse `what` at once where the hub cannot be used, and say what to do `instead`.
+
+    Raises:
         InputError: `datasets` is not installed, or the hub does not answer within two seconds.
     """
     if find_spec("datasets") is None:
-        raise InputError(f"openwebtext from the hub needs datasets; run {install('hub')} or {_LOCAL}.")
+        raise InputError(f"{what} from the hub needs datasets; run {install('hub')} or {instead}.")
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
-        raise InputError(f"openwebtext is on the hub and HF_HUB_OFFLINE is set; unset it or {_LOCAL}.")
+        raise InputError(f"{what} is on the hub and HF_HUB_OFFLINE is set; unset it or {instead}.")
     if not _reachable():
-        raise InputError(f"openwebtext: {_HOST[0]} does not answer; connect to the internet or {_LOCAL}.")
-    return TextSource("openwebtext", {"hub": REPOSITORY}, _documents)
+        raise InputError(f"{what}: {_HOST[0]} does not answer; connect to the internet or {instead}.")
 
 
 def _reachable() -> bool:
