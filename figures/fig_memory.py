@@ -11,6 +11,8 @@ from kronzo.pretrain.units import count
 
 LOOKS = {"adamw": "adamw", "kronzo": "kronzo-average", "lozo": "lozo", "mezo": "mezo", "subzero": "subzero"}
 PANE = "GPT-2 and OPT shapes"
+_KINDS = {"AdamW, checkpointed blocks": "bare dashed", "MeZO": "bare dotted", "KronZO, bf16": "bare dashdot"}
+"""KronZO in float32, MeZO and KronZO in bf16 with its copy of the weights lie on one line."""
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -18,11 +20,11 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for label, rows in frame.groupby("label", sort=False):
         first = rows.iloc[0]
-        kind = "line" if first["dtype"] == "float32" and "checkpoint" not in str(label) else "dashed"
+        kind = _KINDS.get(str(label), "bare")
         for source, kind_ in (("predicted", kind), ("measured", "hollow")):
             points = rows[rows["source"] == source].sort_values("parameters")
             if len(points):
-                series = str(label) if source == "predicted" else f"{label}, measured"
+                series = str(label) if source == "predicted" else f"measured, {label}"
                 columns = {"x": points["parameters"] / 1e9, "y": points["bytes"] / 1e9}
                 part = pd.DataFrame(columns).assign(pane=PANE, series=series, look=LOOKS[first["method"]], kind=kind_)
                 parts.append(part.reindex(columns=panels.COLUMNS))
@@ -46,10 +48,19 @@ def caption(frame: pd.DataFrame) -> str:
     return (
         f"Peak memory of one training step at {config['batch']} x {config['context']} tokens, from "
         f"{models['model'].iloc[0]} ({count(models['parameters'].min())}) to {models['model'].iloc[-1]} "
-        f"({count(models['parameters'].max())}). Lines are computed from the shapes; hollow marks were measured as the "
-        f"peak resident set of a fresh process above its interpreter, on {' and '.join(measured)}, at n = {len(both)} "
-        f"points, where the two differ by {100 * apart:.0f} % at most. Weights in float32 unless the name says bf16."
+        f"({count(models['parameters'].max())}). Lines are computed from the shapes; hollow marks were measured, as "
+        f"the peak resident set of a fresh process above its interpreter, on {' and '.join(measured)}, at n = "
+        f"{len(both)} points, where the two differ by {100 * apart:.0f} % at most. Weights in float32 unless the name "
+        f"says bf16, whose steps keep a copy of the weights. The most a zeroth-order line needs, as a share of AdamW's "
+        f"at the same size, is {100 * _share(frame):.0f} %."
     )
+
+
+def _share(frame: pd.DataFrame) -> float:
+    """The largest ratio of a zeroth-order prediction to that of plain AdamW."""
+    table = frame[frame["source"] == "predicted"].pivot(index="model", columns="label", values="bytes")
+    others = [label for label in table if "AdamW" not in str(label)]
+    return float(table[others].div(table["AdamW"], axis=0).to_numpy().max())
 
 
 DRAWINGS = (Drawing("fig6", ("memory",), table, caption, make),)

@@ -1,8 +1,9 @@
 """Figures of many panes from one tidy table of what is drawn: curves with bands, dots with bars, paths on a surface.
 
 A table has the columns pane, series, x, y, low and high, a row a point in drawing order; look, a name that
-`kronzo.pretrain.plots.look` knows; and kind: "line", "dashed", "dotted", "dashdot", "points" (marks only) or "hollow".
-Low and high are the ends of a band, NaN without one. A row whose x (or y) is NaN is a line across the pane at y (or x).
+`kronzo.pretrain.plots.look` knows; and kind: "line", "dashed", "dotted" or "dashdot", "bare" before them for no marks,
+"points" or "hollow" for marks only, the hollow ones named together by what stands before ", " in their series. Low
+and high are the ends of a band, NaN without one. A row whose x (or y) is NaN is a line across the pane at y (or x).
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ _KINDS: dict[str, dict[str, Any]] = {
     "dashed": {"linestyle": "--", "markerfacecolor": "white"},
     "dotted": {"linestyle": ":", "markerfacecolor": "white"},
     "dashdot": {"linestyle": "-.", "markerfacecolor": "white"},
+    "bare": {"linestyle": "-", "marker": ""},
+    "bare dashed": {"linestyle": "--", "marker": ""},
+    "bare dotted": {"linestyle": ":", "marker": "", "linewidth": 2.0},
+    "bare dashdot": {"linestyle": "-.", "marker": "", "linewidth": 2.0},
     "points": {"linestyle": ""},
     "hollow": {"linestyle": "", "markerfacecolor": "none"},
 }
@@ -75,7 +80,8 @@ def draw_curves(axes: Axes, rows: pd.DataFrame) -> None:
             continue
         kind = look(str(first["look"])) | _KINDS[str(first["kind"])]
         marks = max(1, len(points) // _MARKS) if kind["linestyle"] else 1
-        axes.plot(points["x"], points["y"], **kind, label=str(name), markevery=marks)
+        label = str(name).partition(", ")[0] if first["kind"] == "hollow" else str(name)
+        axes.plot(points["x"], points["y"], **kind, label=label, markevery=marks)
         if points["low"].notna().any():
             axes.fill_between(points["x"], points["low"], points["high"], color=kind["color"], alpha=0.18, linewidth=0)
 
