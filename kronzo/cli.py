@@ -87,6 +87,7 @@ def pretrain(
     out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/METHOD-HASH.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, may be repeated.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write RUN/tensorboard as well.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Pretrain a GPT-2 with any method on any text.
@@ -98,7 +99,8 @@ def pretrain(
     chosen = launch.compose(
         config, model=model, method=method, data=data, tokenizer=tokenizer, init=init, settings=set_ or ()
     )
-    typer.echo(launch.run(chosen, out or launch.default_out(chosen, config), fresh=fresh, progress=not quiet))
+    folder = out or launch.default_out(chosen, config)
+    typer.echo(launch.run(chosen, folder, fresh=fresh, progress=not quiet, tensorboard=tensorboard))
 
 
 @app.command()

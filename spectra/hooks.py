@@ -31,6 +31,8 @@ from spectra.wrappers import closure_of, in_process_group, innermost, is_main_pr
 class GradientRecorder:
     """Record the singular values of every layer's gradient at chosen optimizer steps.
 
+    Around a training loop::
+
         with spectra.GradientRecorder(model, optimizer, every=50, store="spectra") as rec:
             train as usual
         rec.run.frame

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def default_out(config: Config, given: Path | None) -> Path:
     return Path("runs") / f"{config.optimizer.method}-{digest}"
 
 
-def run(config: Config, out: Path, *, fresh: bool = False, progress: bool = True) -> str:
+def run(config: Config, out: Path, *, fresh: bool = False, progress: bool = True, tensorboard: bool = False) -> str:
     """Train in this process, with the config's number of threads, and return the outcome in a line."""
     import torch
 
@@ -75,7 +76,13 @@ def run(config: Config, out: Path, *, fresh: bool = False, progress: bool = True
 
     if config.threads:
         torch.set_num_threads(config.threads)
-    result = pretrain(config, out, fresh=fresh, progress=progress)
+    with ExitStack() as stack:
+        watch = None
+        if tensorboard:
+            from kronzo.integrations.tensorboard import Board
+
+            watch = stack.enter_context(closing(Board(out))).update
+        result = pretrain(config, out, fresh=fresh, progress=progress, watch=watch)
     ending = " (diverged)" if result.diverged else ""
     return (
         f"{result.folder}: {result.steps} steps, {result.tokens} tokens, {result.token_forwards} token_forwards, "
