@@ -25,6 +25,9 @@ from spectra.svd import as_matrix, largest_entry, singular_triplets, singular_va
 
 Shapes = tuple[int, int, int, int]
 
+ROWS = 512
+"""Rows of R(G) in a block, where its moments are taken without its singular values."""
+
 
 @dataclass(frozen=True)
 class NearestKronecker:
@@ -113,14 +116,14 @@ def kronecker_participation(matrix: Tensor | NDArray[np.floating], shapes: Shape
     Raises:
         InputError: as for `rearrange`; NaN or inf entries.
 
-    Cost: with p as above, m n p flops; the copy of the matrix, and two blocks of 512 of its rows in float64.
+    Cost: with p as above, m n p flops; the copy of the matrix, and two blocks of `ROWS` of its rows in float64.
     """
     g = as_matrix(matrix)
     peak = largest_entry(g)
     if not np.isfinite(peak):
         raise InputError(f"the {tuple(g.shape)} matrix holds NaN or inf; R(G) needs finite entries; clean it first")
     r = rearrange(g, shapes)
-    rows = (r if r.shape[0] <= r.shape[1] else r.T).split(512)
+    rows = (r if r.shape[0] <= r.shape[1] else r.T).split(ROWS)
     energy, squares = 0.0, 0.0
     for i, first in enumerate(rows if peak > 0 else ()):
         left = first.double() / peak

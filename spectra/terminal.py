@@ -41,10 +41,10 @@ def spark(values: Sequence[float], width: int = 7) -> str:
 
 
 def _unit(values: Sequence[float]) -> int:
-    """Return the power of ten in which a column of norms is shown, so that small ones keep their digits."""
+    """Return the power of ten, a multiple of 3, in which a column of norms is shown, so that small ones keep digits."""
     top = max((abs(value) for value in values if np.isfinite(value)), default=0.0)
     power = int(np.floor(np.log10(top))) if top > 0 else 0
-    return 0 if -2 <= power <= 3 else power
+    return 0 if 0 <= power <= 3 else 3 * (power // 3)
 
 
 def text(

@@ -31,6 +31,17 @@ def test_a_kronecker_product_rearranges_to_rank_one(m1, m2, n1, n2, seed):
     assert found.residual < 1e-6
 
 
+@pytest.mark.parametrize("shapes", [(4, 6, 3, 8), (2, 12, 2, 12), (24, 1, 24, 1)])
+def test_the_participation_ratio_needs_no_singular_values_and_no_single_block(monkeypatch, shapes):
+    monkeypatch.setattr(kronecker, "ROWS", 5)
+    g = normal(24, 24) * torch.linspace(0, -4, 24, dtype=torch.float64).exp() * 1e-200
+    expected = metrics.participation_ratio(kronecker.kronecker_values(g, shapes))
+    assert kronecker.kronecker_participation(g, shapes) == pytest.approx(expected, rel=1e-9)
+    assert kronecker.kronecker_participation(0 * g) == 0
+    with pytest.raises(InputError, match="NaN or inf"):
+        kronecker.kronecker_participation(g / 0)
+
+
 def test_values_keep_the_energy_and_find_the_number_of_products():
     g = sum(torch.kron(normal(6, 4, seed=i), normal(4, 6, seed=i + 50)) for i in range(3))
     tau = kronecker.kronecker_values(g, (6, 4, 4, 6))

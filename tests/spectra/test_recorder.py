@@ -10,6 +10,7 @@ from torch import nn
 
 import spectra
 from spectra import InputError
+from spectra.record import analyse
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -175,8 +176,9 @@ def test_an_optimizer_inside_the_backward_is_read_as_gradients_are_accumulated()
         model.loss(batch(0)).backward()
 
 
-def test_streaming_reads_the_sum_of_all_passes_of_a_step():
-    model = TinyLM()
+def test_streaming_reads_the_sum_of_all_passes_of_a_step_and_nothing_before(monkeypatch):
+    model, read = TinyLM(), []
+    monkeypatch.setattr(spectra.hooks, "analyse", lambda *given: read.append(given[0].name) or analyse(*given))
     with spectra.GradientRecorder(model, every=1, streaming=2, layers="*c_attn*") as rec:
         for _ in range(2):
             model.zero_grad()
@@ -186,6 +188,7 @@ def test_streaming_reads_the_sum_of_all_passes_of_a_step():
             rec.step()
     for step in range(2):
         assert_captured(rec.run, step, expected)
+    assert read == ["block.c_attn.weight"] * 2
     with pytest.raises(InputError, match="streaming=0"):
         spectra.GradientRecorder(model, streaming=0)
     with pytest.raises(InputError, match="leave optimizer, also and split_half out"):

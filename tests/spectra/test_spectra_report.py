@@ -140,6 +140,13 @@ def test_numbers_take_about_four_characters(value, text):
     assert terminal.number(value) == text
 
 
+@pytest.mark.parametrize(
+    ("values", "power"), [([0.35, 0.02], -3), ([0.0001], -6), ([1.5, 900.0], 0), ([12_345.0], 3), ([0.0, np.nan], 0)]
+)
+def test_norms_are_shown_in_a_unit_that_keeps_their_digits(values, power):
+    assert terminal._unit(values) == power
+
+
 def test_spark_lines():
     assert terminal.spark([1, 2, 3, 4]) == "▁▃▆█"
     assert terminal.spark([2, 2]) == "▁▁" and terminal.spark([]) == "" and len(terminal.spark(range(50))) == 7
