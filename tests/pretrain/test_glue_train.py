@@ -46,7 +46,7 @@ def test_rows_are_marked_and_the_longer_text_is_cut() -> None:
 
 def test_the_head_stands_on_the_last_token_and_does_not_see_padding() -> None:
     model = Classifier(gpt2.GPT2(SHAPE, seed=0), 3, seed=0).eval()
-    split = Split((("abc", "d"), ("a much longer one", "x")), (0.0, 1.0), "", 2)
+    split = Split((("a much longer one", "x"), ("abc", "d")), (0.0, 1.0), "", 2)
     rows = encode(split, ByteTokenizer(), SHAPE.context)
     together = glue_train._outputs(model, rows, EOT, 2)
     for i in range(2):
