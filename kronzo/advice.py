@@ -42,6 +42,8 @@ class StepReport:
     reason: str
     record: Record = field(repr=False)
     """What was applied, for `kronzo.replay`."""
+    sent_bytes: int = 0
+    """What this process has handed to the others of torch.distributed."""
 
     @property
     def rejected_probes(self) -> int:
@@ -64,6 +66,7 @@ def report_of(record: Record, outcome: Outcome, current: OpenStep) -> StepReport
         resolution_of(outcome.loss, current.loss_dtype, current.eps),
         outcome.reason,
         record,
+        0 if current.team is None else current.team.sent_bytes,
     )
 
 

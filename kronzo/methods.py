@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from kronzo.distributed import Parallel
 from kronzo.errors import InputError
 from kronzo.layout import Restore
 from kronzo.noise import Source
@@ -51,12 +52,13 @@ class KronZO(ZeroOrder):
         factors: Factors = "square",
         restore: Restore = "auto",
         maximize: bool = False,
+        parallel: Parallel = None,
         seed: int = 0,
     ) -> None:
         super().__init__(
             params, Kronecker(factors), lr=lr, eps=eps, directions=directions, refresh_every=refresh_every, rule=rule,
             window=window, window_rule=window_rule, data=data, momentum=momentum, weight_decay=weight_decay,
-            restore=restore, maximize=maximize, seed=seed,
+            restore=restore, maximize=maximize, parallel=parallel, seed=seed,
         )  # fmt: skip
 
 
@@ -87,12 +89,13 @@ class LOZO(ZeroOrder):
         weight_decay: float = 0.0,
         restore: Restore = "auto",
         maximize: bool = False,
+        parallel: Parallel = None,
         seed: int = 0,
     ) -> None:
         super().__init__(
             params, LowRank(rank, scale), lr=lr, eps=eps, directions=directions, refresh_every=refresh_every, rule=rule,
             window=window, window_rule=window_rule, data=data, momentum=momentum, weight_decay=weight_decay,
-            restore=restore, maximize=maximize, seed=seed,
+            restore=restore, maximize=maximize, parallel=parallel, seed=seed,
         )  # fmt: skip
         self.settings = replace(self.settings, replay=replay)
         _refuse_useless_rank(self, rank)
@@ -128,12 +131,13 @@ class SubZero(ZeroOrder):
         weight_decay: float = 0.0,
         restore: Restore = "auto",
         maximize: bool = False,
+        parallel: Parallel = None,
         seed: int = 0,
     ) -> None:
         super().__init__(
             params, Subspace(rank), lr=lr, eps=eps, directions=directions, refresh_every=refresh_every, rule=rule,
             window=window, window_rule=window_rule, data=data, momentum=momentum, weight_decay=weight_decay,
-            restore=restore, maximize=maximize, seed=seed,
+            restore=restore, maximize=maximize, parallel=parallel, seed=seed,
         )  # fmt: skip
         _refuse_useless_rank(self, rank)
 
@@ -165,12 +169,13 @@ class TeZO(ZeroOrder):
         weight_decay: float = 0.0,
         restore: Restore = "auto",
         maximize: bool = False,
+        parallel: Parallel = None,
         seed: int = 0,
     ) -> None:
         super().__init__(
             params, Diagonal(rank), lr=lr, eps=eps, directions=directions, refresh_every=refresh_every, rule=rule,
             window=window, window_rule=window_rule, data=data, momentum=momentum, weight_decay=weight_decay,
-            restore=restore, maximize=maximize, seed=seed,
+            restore=restore, maximize=maximize, parallel=parallel, seed=seed,
         )  # fmt: skip
         _refuse_useless_rank(self, rank)
 
@@ -198,12 +203,13 @@ class MeZO(ZeroOrder):
         noise: Source | None = None,
         restore: Restore = "auto",
         maximize: bool = False,
+        parallel: Parallel = None,
         seed: int = 0,
     ) -> None:
         super().__init__(
             params, Dense, lr=lr, eps=eps, directions=directions, rule=rule, window=window, window_rule=window_rule,
             data=data, momentum=momentum, weight_decay=weight_decay, noise=noise, restore=restore, maximize=maximize,
-            seed=seed,
+            parallel=parallel, seed=seed,
         )  # fmt: skip
 
 
@@ -231,12 +237,13 @@ class FZOO(ZeroOrder):
         noise: Source | None = None,
         restore: Restore = "auto",
         maximize: bool = False,
+        parallel: Parallel = None,
         seed: int = 0,
     ) -> None:
         super().__init__(
             params, Dense, lr=lr, eps=eps, directions=directions, rule=rule_of(rule, "sliding", one_sided=True),
             momentum=momentum, weight_decay=weight_decay, noise=noise, law="rademacher", restore=restore,
-            maximize=maximize, seed=seed,
+            maximize=maximize, parallel=parallel, seed=seed,
         )  # fmt: skip
 
 

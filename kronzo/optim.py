@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from kronzo import state as entries_of_state
-from kronzo.advice import StepReport, refuse_collapse, report_of, warn_of_shapes, warn_once
+from kronzo.advice import StepReport, refuse_collapse, report_of, warn_once
+from kronzo.distributed import Parallel, Team, team_of
 from kronzo.errors import InputError
 from kronzo.interrupts import uninterrupted
-from kronzo.layout import entries_of, name_of, searched
+from kronzo.keeping import Keeping
+from kronzo.layout import Restore, entries_of, needs_snapshot, searched
 from kronzo.noise import Law, Noise, Source
 from kronzo.replay import VALUES, Record, record_of
 from kronzo.rules import Rule, WindowRule
@@ -26,10 +28,10 @@ from kronzo.search import Search
 from kronzo.settings import Settings, rule_of
 from kronzo.spaces.base import Family, Space
 from kronzo.trial import OpenStep, within_format
-from kronzo.validation import check_group, check_values, refuse_replicas, same_tensor_once, whole
+from kronzo.validation import check_values, number, same_tensor_once, whole
 
 
-class ZeroOrder(torch.optim.Optimizer):
+class ZeroOrder(Keeping):
     """Zeroth-order optimizer over any search space with any rule.
 
     One step draws directions Z_1..Z_q, measures c_i = [L(theta + eps Z_i) - L(theta - eps Z_i)] / (2 eps) by forward
@@ -56,12 +58,14 @@ class ZeroOrder(torch.optim.Optimizer):
         noise: where dense noise is drawn, "portable" (CPU, equal everywhere) or "device"; None takes device on GPUs.
         law: "normal" or "rademacher" coordinates.
         maximize: climb instead of descend.
+        parallel: under torch.distributed, None or "data": each rank has its share of the batch; "directions": ranks
+            share the directions on one batch; k: both, k ranks share the directions. See `kronzo.distributed`.
         seed: of all noise; equal seeds give equal directions.
 
     Raises:
         InputError: for anything that cannot work, at construction.
 
-    Cost of a step: see `forwards_per_step`; 2q+1 sweeps over the weights when averaging, 3q+1 when directional.
+    Cost of a step: see `forwards_per_step`; 2q+1 sweeps when averaging, 3q+1 when directional.
     """
 
     def __init__(
@@ -83,78 +87,30 @@ class ZeroOrder(torch.optim.Optimizer):
         noise: Source | None = None,
         law: Law = "normal",
         maximize: bool = False,
+        parallel: Parallel = None,
         seed: int = 0,
     ) -> None:
         self.settings = Settings(
-            rule_of(rule, window_rule), directions, refresh_every, window, data, momentum, restore, noise, law, maximize
-        )
+            rule_of(rule, window_rule), directions, refresh_every, window, data, momentum, restore, noise, law,
+            maximize, parallel=parallel,
+        )  # fmt: skip
         whole("seed", seed, 0)
-        refuse_replicas()
         self.family = space
         self._search: Search | None = None
         self._open: OpenStep | None = None
         self._modules: list[nn.Module] = []
         self._warned: set[str] = set()
+        self._batch_checked = False
+        self.check_every = 100
+        """Steps after which ranks compare checksums of their weights and settings; 0 never."""
         self.last: StepReport | None = None
         defaults: dict[str, Any] = {"lr": lr, "eps": eps, "scale": 1.0, "weight_decay": weight_decay}
         defaults |= {"seed": seed, "step": 0, "window": [math.inf] * window}
         super().__init__(same_tensor_once(params), defaults)
+        self.team()
         if noise is None:
             on_cpu = all(p.device.type == "cpu" for group in self.param_groups for p in group["params"])
             self.settings = replace(self.settings, noise="portable" if on_cpu else "device")
-
-    # ------------------------------------------------------------------ groups and state
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters; they get kept factors at once, so that state_dict is complete from construction.
-
-        Raises:
-            InputError: a value or a tensor that cannot work, or a step is half done; nothing is added then.
-        """
-        if self._open is not None:
-            raise InputError("add_param_group between estimate() and step(): finish the step first.")
-        index = sum(len(g["params"]) for g in self.param_groups)
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        group.update({key: self.param_groups[0][key] for key in entries_of_state.SHARED})
-        try:
-            check_group(group, self.settings.restore)
-        except InputError:
-            self.param_groups.pop()
-            raise
-        noise, momentum = Noise(group["seed"], self._refreshed_at(0)), bool(self.settings.momentum)
-        for k, p in enumerate(group["params"]):
-            self.state[p] = entries_of_state.initial(p, self.family(p.shape), index + k, noise, momentum)
-        warn_of_shapes(self._warned, [(name_of(group, k), self.family(p.shape)) for k, p in enumerate(group["params"])])
-        self._search = None
-
-    def _refreshed_at(self, present: int) -> int:
-        """The step whose kept factors are due now; those of step `present` stay when there is no interval."""
-        refresh, step = self.settings.refresh_every, self.param_groups[0]["step"]
-        return int(step - step % refresh if refresh else present)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load; float32 factors stay float32 beside weights of lower precision (torch would round them).
-
-        Raises:
-            InputError: the state is of an optimizer built with other settings; nothing is changed then.
-        """
-        if self._open is not None:
-            raise InputError("load_state_dict() between estimate() and step(): call step() first.")
-        entries_of_state.check_loaded(state_dict, self.param_groups, self.state)
-        super().load_state_dict(state_dict)
-        entries_of_state.load_exact(state_dict, self.param_groups, self.state)
-        self._search = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that decides the next steps: seed, step, kept factors, window, momentum."""
-        if self._open is not None:
-            raise InputError("state_dict() between estimate() and step(): the step is half done; call step() first.")
-        return super().state_dict()
-
-    def __getstate__(self) -> dict[str, Any]:
-        kept = {key: self.__dict__[key] for key in ("family", "settings", "last", "_modules", "_warned")}
-        return {**super().__getstate__(), **kept, "_search": None, "_open": None}
 
     def attach(self, model: nn.Module) -> ZeroOrder:
         """Name the model, so that buffers its forward changes (BatchNorm) are put back between probes."""
@@ -165,16 +121,33 @@ class ZeroOrder(torch.optim.Optimizer):
 
     @property
     def forwards_per_step(self) -> int:
-        """Closure calls of one step."""
-        return self.settings.rule.forwards(self.settings.directions)
+        """Closure calls of one step in this process."""
+        team = self.team()
+        return self.settings.rule.forwards(self.settings.directions if team is None else len(team.mine))
+
+    @property
+    def restore(self) -> Restore:
+        """The restore mode, a snapshot where ranks share directions."""
+        team = self.team()
+        return self.settings.restore if team is None else team.restore
+
+    def team(self) -> Team | None:
+        """This process among those of torch.distributed; None when there is one.
+
+        Raises:
+            InputError: the number of processes does not fit the settings.
+        """
+        return team_of(self.settings)
 
     @torch.no_grad()
-    def step(self, closure: Callable[..., Any] | None = None) -> Tensor:  # type: ignore[override]
+    def step(self, closure: Callable[..., Any] | None = None, *, weight: float = 1.0) -> Tensor:  # type: ignore[override]
         """One step.
 
         Args:
             closure: forward only; returns the loss, a 0-dim tensor or a number. Under split data it is called as
                 closure(i). Without one, the step that `estimate` has prepared is taken.
+            weight: of this rank's loss in the mean over ranks, where they have unequal shares of the batch: its number
+                of rows.
 
         Returns:
             The loss at theta (averaging: the mean of the two-sided losses), a detached 0-dim float32 tensor.
@@ -188,8 +161,11 @@ class ZeroOrder(torch.optim.Optimizer):
             raise InputError("step(closure) after estimate(): call step() without a closure to take the prepared step.")
         if closure is None and self._open is None:
             raise InputError("step() with nothing pending: pass a closure, or call estimate(closure) first.")
+        number("weight", weight, 0.0, open_low=True)
         try:
-            current = self._open or self._begin()
+            current = self._open or self._begin(self._checked_team())
+            if current.team is not None:
+                current.team.weight = float(weight)
             window = self.param_groups[0]["window"]
             outcome = current.conclude(window) if closure is None else current.run(closure, window)
             refuse_collapse(self.param_groups[0]["step"], outcome, current)
@@ -197,7 +173,7 @@ class ZeroOrder(torch.optim.Optimizer):
             record = record_of(self.param_groups, outcome)
             with uninterrupted():
                 self._settle(current.search, record)
-                self.last = report_of(record, outcome, current)
+                self.last, self._batch_checked = report_of(record, outcome, current), True
         except BaseException:
             self._abandon()
             raise
@@ -222,7 +198,7 @@ class ZeroOrder(torch.optim.Optimizer):
         for group, values in zip(self.param_groups, record.groups, strict=True):
             group.update(zip(VALUES, values, strict=True))
         try:
-            self._settle(self._begin().search, record)
+            self._settle(self._begin(None).search, record)
         except BaseException:
             self._abandon()
             raise
@@ -233,11 +209,11 @@ class ZeroOrder(torch.optim.Optimizer):
         """Measure one micro-batch for the directions of the next bare `step()`; equal weights to all calls.
 
         Returns:
-            The loss, as `step` does. The directional rule compares candidates on the whole batch: there the closure is
-            evaluated once at theta, kept, and measured in `step()`, so it must still be callable then.
+            The loss as `step` does, of this process alone. The directional rule compares candidates on the whole batch:
+            there the closure is evaluated once at theta, kept, and measured in `step()`, so it must stay callable.
         """
         try:
-            loss = (self._open or self._begin()).estimate(closure)
+            loss = (self._open or self._begin(self._checked_team())).estimate(closure)
         except BaseException:
             self._abandon()
             raise
@@ -247,10 +223,16 @@ class ZeroOrder(torch.optim.Optimizer):
         """The combination of directions that is applied: the measured one."""
         return update
 
+    def _checked_team(self) -> Team | None:
+        """The team of this step; now and then it makes sure that all ranks hold the same weights."""
+        team = self.team()
+        if team is not None and self.check_every and self.param_groups[0]["step"] % self.check_every == 0:
+            team.check_replicas(self.param_groups)
+        return team
+
     @uninterrupted()
-    def _begin(self) -> OpenStep:
+    def _begin(self, team: Team | None) -> OpenStep:
         """Refresh what is due, decay, and stand at theta. The state changes only when the step is committed."""
-        refuse_replicas()
         first = self.param_groups[0]
         for group in self.param_groups:
             check_values(group)
@@ -266,19 +248,20 @@ class ZeroOrder(torch.optim.Optimizer):
         devices = list({entry.parameter.device for entry in search.entries})
         self._open = OpenStep(
             search, s.rule, s.directions, float(first["eps"]), s.data == "split", -1.0 if s.maximize else 1.0, devices,
-            self._modules,
+            self._modules, team, not self._batch_checked,
         )  # fmt: skip
         return self._open
 
     def _searching(self) -> Search:
         """The search over the parameters that require gradients now; made again when they have changed."""
         parameters = searched(self.param_groups)
-        if self._search is not None and self._search.covers(parameters):
+        snapshot = needs_snapshot(self.restore, parameters)
+        if self._search is not None and self._search.covers(parameters) and self._search.snapshot == snapshot:
             return self._search
         if not parameters:
             raise InputError("no parameter requires grad: unfreeze one, or pass others.")
         entries, s = entries_of(self.param_groups, self.family), self.settings
-        self._search = Search(entries, s.restore, s.directions)
+        self._search = Search(entries, self.restore, s.directions)
         return self._search
 
     @uninterrupted()

@@ -136,7 +136,7 @@ def _describe(optimizer: ZeroOrder) -> dict[str, Any]:
         "law": s.law,
         "replay": s.replay,
         "spaces": hashlib.sha256(repr(shapes).encode()).hexdigest()[:16],
-        "restore": "snapshot" if needs_snapshot(s.restore, parameters) else "arithmetic",
+        "restore": "snapshot" if needs_snapshot(optimizer.restore, parameters) else "arithmetic",
         "noise": _noise_of(s.noise, parameters),
         "numpy": np.__version__,
         "torch": str(torch.__version__),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kronzo.distributed import Parallel
 from kronzo.errors import InputError
 from kronzo.layout import Restore
 from kronzo.noise import Law, Source
@@ -51,6 +52,7 @@ class Settings:
     law: Law
     maximize: bool
     replay: Replay = "exact"
+    parallel: Parallel = None
 
     def __post_init__(self) -> None:
         whole("directions", self.directions, 1)
@@ -62,6 +64,10 @@ class Settings:
         one_of("noise", self.noise, (None, "portable", "device"))
         one_of("law", self.law, ("normal", "rademacher"))
         one_of("replay", self.replay, ("exact", "published"))
+        if isinstance(self.parallel, int):
+            whole("parallel", self.parallel, 1)
+        else:
+            one_of("parallel", self.parallel, (None, "data", "directions"))
         if self.replay == "published" and self.rule.whole_step:
             raise InputError(
                 f'replay="published" with rule "{self.rule.name}": the step taken must be the candidate that was '

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kronzo.distributed import Team
 from kronzo.errors import InputError
 from kronzo.noise import Scalar
 from kronzo.randomstate import Repeater
@@ -38,6 +39,8 @@ class OpenStep:
         sign: -1 to maximise.
         devices: whose random states a closure may use.
         modules: whose buffers a forward may change.
+        team: the other processes; None in a single one.
+        check_batch: compare the losses at theta of ranks that should see the same batch.
     """
 
     def __init__(
@@ -50,8 +53,13 @@ class OpenStep:
         sign: float,
         devices: Sequence[torch.device],
         modules: Sequence[nn.Module],
+        team: Team | None = None,
+        check_batch: bool = False,
     ) -> None:
-        self.search, self.rule, self.directions, self.eps = search, rule, directions, eps
+        self.search, self.rule, self.eps, self.team = search, rule, eps, team
+        self.mine = range(directions) if team is None else team.mine
+        self.directions = len(self.mine)
+        self.check_batch = check_batch and team is not None and team.slots > 1
         self.split, self.sign, self.devices, self.modules = split, sign, devices, modules
         self.closures: list[Repeater] = []
         self.active: list[Repeater] = []
@@ -65,9 +73,9 @@ class OpenStep:
         self._join(closure)
         try:
             if self.rule.whole_step:
-                loss = self.loss("probe", {}, None)
+                loss = self._local("probe", {}, None)
             else:
-                rows = self.rule.measure(self)
+                rows = self._measure()
                 self.measured.append(rows)
                 self.search.restore()
                 loss = rows[0, 1] if self.rule.one_sided else rows.mean()
@@ -81,7 +89,7 @@ class OpenStep:
         """A whole step on one closure."""
         self._join(closure)
         try:
-            self.measured.append(self.rule.measure(self))
+            self.measured.append(self._measure())
             outcome = self._decide(window)
         except BaseException:
             self.closures[-1].leave(completed=False)
@@ -96,7 +104,7 @@ class OpenStep:
         self.active = self.closures
         here = Repeater(None, self.devices, self.modules)
         try:
-            self.measured.append(self.rule.measure(self))
+            self.measured.append(self._measure())
             return self._decide(window)
         finally:
             here.leave(completed=False)
@@ -105,21 +113,40 @@ class OpenStep:
         self.closures.append(Repeater(closure, self.devices, self.modules))
         self.active = self.closures[-1:]
 
+    def _measure(self) -> Tensor:
+        """What the rule measures along the directions of this process."""
+        if self.check_batch and self.team is not None:
+            here = self._local("probe", {}, 0 if self.split else None)
+            self.team.check_batch(here, self.loss_dtype)
+            self.check_batch = False
+        return self.rule.measure(self)
+
     def _decide(self, window: list[float]) -> Outcome:
-        self.rows = torch.stack(self.measured).mean(0).tolist()
+        rows = torch.stack(self.measured).mean(0)
+        if self.team is not None:
+            rows = self.team.union(rows, reduced=self.rule.whole_step)
+        self.rows = rows.tolist()
         return self.rule.decide(self.rows, self.eps, window)
 
     # ------------------------------------------------------------------ what a rule may do
 
     def loss(self, kind: Kind, combination: Mapping[int, Scalar], part: int | None) -> Tensor:
-        """The mean loss of the active closures at a position, negated to maximise."""
+        """The mean loss of the active closures at a position, negated to maximise.
+
+        Where candidates are compared it is the mean over all ranks; otherwise the measured rows are joined at the end.
+        """
+        loss = self._local(kind, {self.mine[i]: c for i, c in combination.items()}, part)
+        return self.team.mean(loss) if self.team is not None and self.rule.whole_step else loss
+
+    def _local(self, kind: Kind, combination: Mapping[int, Scalar], part: int | None) -> Tensor:
+        """The loss of this process."""
         self.search.goto(kind, combination)
         losses = [self._evaluate(closure, part) for closure in self.active]
         return self.sign * (losses[0] if len(losses) == 1 else torch.stack(losses).mean())
 
     def part(self, i: int) -> int | None:
         """Slice i of the batch under split data."""
-        return i if self.split else None
+        return self.mine[i] if self.split else None
 
     def reachable(self, c: Tensor) -> Tensor:
         """c, or 0 where a step of -lr c Z is not finite or too far for the way back."""

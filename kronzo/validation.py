@@ -126,20 +126,6 @@ def same_tensor_once(params: Iterable[Any]) -> list[Any]:
     return groups
 
 
-def refuse_replicas() -> None:
-    """Refuse to run under several processes: each would follow its own losses and the weights would drift apart.
-
-    Raises:
-        InputError: a torch.distributed process group larger than one is initialised.
-    """
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise InputError(
-            f"torch.distributed runs {distributed.get_world_size()} processes: this version steps in one process only, "
-            "replicas would drift apart; run without a process group."
-        )
-
-
 def loss_tensor(value: Any) -> tuple[Tensor, torch.dtype]:
     """A closure's return as a 0-dim float64 tensor on its device, and the format it came in.
 

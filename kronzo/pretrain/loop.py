@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from kronzo import distributed
 from kronzo.errors import Collapse
 from kronzo.pretrain import checkpoint, folder, optimizers, steps
 from kronzo.pretrain.config import Config
 from kronzo.pretrain.data import Corpus
 from kronzo.pretrain.precision import coefficient_error
-from kronzo.pretrain.process import interrupts, own_random_stream, peak_bytes
+from kronzo.pretrain.process import interrupts, own_random_stream, peak_bytes, processes
 from kronzo.pretrain.progress import Reporter
-from kronzo.pretrain.rebuild import Logs, covers, initial
+from kronzo.pretrain.rebuild import Logs, initial, newest
 from kronzo.pretrain.resolve import corpus_of, resolve
 
 
@@ -83,7 +84,8 @@ def pretrain(
     """Train a GPT-2 as the config says, or go on where the run in `out` stopped, or return its result when finished.
 
     A run that was killed and started again, however often, ends with the same weights and the same metrics.jsonl, up to
-    seconds and bytes. The caller's random streams and thread settings stay as they are.
+    seconds and bytes. The caller's random streams and thread settings stay as they are. Under torchrun the processes
+    share every step (docs/distributed.md) and the first one writes.
 
     Args:
         config: the run.
@@ -97,18 +99,34 @@ def pretrain(
         InputError: bad values, data or folders, a checkpoint of another model, no space left.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the step is finished and saved.
     """
-    run = Path(out)
-    with folder.locked(run):
-        if fresh:
+    with processes(config.device):
+        return _pretrain(
+            config, Path(out), progress, stop or (lambda step: False), watch or (lambda fraction: None), fresh
+        )
+
+
+def _pretrain(
+    config: Config,
+    run: Path,
+    progress: bool,
+    stop: Callable[[int], bool],
+    watch: Callable[[float], None],
+    fresh: bool,
+) -> Result:
+    first = distributed.world()[0] == 0
+    with folder.locked(run) if first else nullcontext():
+        if fresh and first:
             folder.clear(run)
-        corpus = corpus_of(config.data, show=progress)
+        corpus = corpus_of(config.data, show=progress and first)
         config = resolve(config, corpus)
-        if folder.holds(run, config) and (run / folder.RESULT).exists():
+        done = first and folder.holds(run, config) and (run / folder.RESULT).exists()
+        if distributed.together([done])[0][0]:
             return _read_result(run)
         with own_random_stream(config.device), interrupts() as interrupted:
-            trainer = _Trainer(config, corpus, run, show=progress)
-            folder.claim(run, config, trainer.manifest(), corpus.tokenizer.save)
-            return trainer.train(lambda step: bool(stop and stop(step)), watch or (lambda fraction: None), interrupted)
+            trainer = _Trainer(config, corpus, run, show=progress and first)
+            if first:
+                folder.claim(run, config, trainer.manifest(), corpus.tokenizer.save)
+            return trainer.train(stop, watch, interrupted)
 
 
 class _Trainer:
@@ -123,11 +141,13 @@ class _Trainer:
 
     def __init__(self, config: Config, corpus: Corpus, run: Path, *, show: bool) -> None:
         self.config, self.corpus, self.run, self.show = config, corpus, run, show
+        self.rank, self.ranks = distributed.world()
         self.console = Reporter("", 0, show=False)
         torch.manual_seed(config.seed)
         self.model, self.optimizer = initial(config)
         self.model.use(**asdict(config.forward))
         self.context = self.model.config.context
+        self.shard, self.shards = steps.share(config, self.optimizer)
         self.steps = steps.num_steps(config.budget, config.optimizer, self.optimizer, self.context)
         self.schedule = LambdaLR(self.optimizer, optimizers.lr_factor(config.optimizer, self.steps))
         self.take_step = steps.build(
@@ -145,6 +165,7 @@ class _Trainer:
         """Return what the run's numbers depend on beside the config."""
         return folder.environment() | {
             "seed": self.config.seed,
+            "processes": self.ranks,
             "steps": self.steps,
             "parameters": self.model.num_parameters,
             "corpus": self.corpus.manifest,
@@ -157,7 +178,7 @@ class _Trainer:
         covered = self._restore()
         now = self.counters
         watch(now.step / self.steps)
-        if now.step and stop(now.step):
+        if now.step and _any(stop(now.step))[0]:
             return self._finish()
         self.recorder = self._recorder() if self.config.spectra.enabled else None
         evaluations = _points(self.steps, self.config.evaluation.points)
@@ -187,8 +208,7 @@ class _Trainer:
                 logs.write(record)
                 report.update(now.step, f"val {now.val_loss:.3f}")
                 watch(now.step / self.steps)
-                wanted = stop(now.step)
-                signalled = interrupted.is_set()
+                wanted, signalled = _any(stop(now.step), interrupted.is_set())
                 seconds = self.config.checkpoint.every_seconds
                 late = bool(seconds) and time.monotonic() - saved > seconds
                 if now.step in saves or late or wanted or signalled or now.diverged:
@@ -214,16 +234,23 @@ class _Trainer:
     def _step(self) -> dict[str, Any]:
         started = time.perf_counter()
         now, budget = self.counters, self.config.budget
+        rows = budget.batch_size // self.shards
         x, y = self.corpus.batch(
-            seed=self.config.seed, step=now.step, batch_size=budget.batch_size, context=self.context
+            seed=self.config.seed,
+            step=now.step,
+            batch_size=rows,
+            context=self.context,
+            rank=self.shard,
+            world=self.shards,
         )
         lr = self.optimizer.param_groups[0]["lr"]
         outcome = self.take_step(*self._to_device(x, y))
         self.schedule.step()
         now.step += 1
-        now.tokens += x.numel()
-        now.forwards += outcome.forwards
-        now.token_forwards += outcome.token_forwards
+        spent = distributed.together([outcome.forwards, outcome.token_forwards])
+        now.tokens += x.numel() * self.shards
+        now.forwards += int(sum(forwards for forwards, _ in spent)) // self.shards
+        now.token_forwards += int(sum(tokens for _, tokens in spent))
         now.seconds += time.perf_counter() - started
         return {
             "step": now.step,
@@ -246,10 +273,10 @@ class _Trainer:
     def _evaluate(self) -> dict[str, float]:
         """Return the mean loss over the held-out windows, in nats a token, without dropout."""
         self.model.eval()
-        total = sum(self.model.losses(*self._to_device(x, y)).sum() for x, y in self.windows)
+        mine = [self.model.losses(*self._to_device(x, y)).sum() for x, y in self.windows[self.rank :: self.ranks]]
         self.model.train()
-        now = self.counters
-        now.val_loss = float(total) / sum(len(x) for x, _ in self.windows)
+        now, everyones = self.counters, distributed.together([float(sum(mine))])
+        now.val_loss = sum(total for (total,) in everyones) / sum(len(x) for x, _ in self.windows)
         if not math.isfinite(now.val_loss):
             now.diverged = True
         elif now.val_loss < now.best_val_loss:
@@ -279,6 +306,8 @@ class _Trainer:
         """Save a checkpoint; not past a capture that the disk had no room for, so that going on takes it again."""
         if self.recorder is not None and isinstance(self.recorder.error, OSError):
             raise self.recorder.error
+        if self.rank:
+            return
         meta = asdict(self.counters) | logs.sync()
         state = {
             "optimizer": self.optimizer.state_dict(),
@@ -291,7 +320,7 @@ class _Trainer:
 
     def _restore(self) -> dict[str, Any]:
         """Load the newest checkpoint that is whole; return its meta values."""
-        found = checkpoint.latest(self.run, usable=lambda meta: covers(self.run, meta), say=self.console.say)
+        found = newest(self.run, self.console.say)
         if found is None:
             return {}
         checkpoint.load_weights(self.model, found.weights, str(found.path))
@@ -317,7 +346,7 @@ class _Trainer:
             "finished": finished,
             "diverged": now.diverged,
         }
-        if finished:
+        if finished and not self.rank:
             finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
             folder.write_json(self.run / folder.RESULT, finite)
         return Result(folder=self.run, **values)
@@ -326,6 +355,11 @@ class _Trainer:
 def _read_result(run: Path) -> Result:
     values: dict[str, Any] = json.loads((run / folder.RESULT).read_text(encoding="utf-8"))
     return Result(folder=run, **(values | {key: math.nan for key, value in values.items() if value is None}))
+
+
+def _any(*flags: bool) -> list[bool]:
+    """Return for each flag whether a process has raised it."""
+    return [any(column) for column in zip(*distributed.together(flags))]
 
 
 def _points(steps: int, points: int) -> set[int]:

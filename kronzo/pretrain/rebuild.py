@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kronzo import replay
+from kronzo import distributed, replay
 from kronzo.errors import InputError
 from kronzo.pretrain import checkpoint, folder, gpt2, optimizers
 from kronzo.pretrain.config import Config, from_toml
@@ -35,6 +35,8 @@ def initial(config: Config) -> tuple[gpt2.GPT2, torch.optim.Optimizer]:
 class Logs:
     """metrics.jsonl and, for a zeroth-order method, replay.jsonl, cut back to a checkpoint; a context manager.
 
+    Of several processes the first one writes.
+
     Args:
         run: the run folder.
         optimizer: restored to that checkpoint.
@@ -42,19 +44,21 @@ class Logs:
     """
 
     def __init__(self, run: Path, optimizer: Any, covered: Mapping[str, Any]) -> None:
-        zeroth_order = hasattr(optimizer, "replay")
-        self._journal = replay.Journal(optimizer) if zeroth_order else None
-        self._writers = {
-            key: MetricsWriter(run / name, covered.get(key, 0))
-            for key, name in _SIZES.items()
-            if zeroth_order or name == METRICS
-        }
-        if self._journal is not None and not covered.get("replay_bytes"):
-            self._writers["replay_bytes"].write(self._journal.header())
+        self._writers: dict[str, MetricsWriter] = {}
+        self._journal: replay.Journal | None = None
+        if distributed.world()[0]:
+            return
+        self._writers["metrics_bytes"] = MetricsWriter(run / METRICS, covered.get("metrics_bytes", 0))
+        if hasattr(optimizer, "replay"):
+            self._journal, size = replay.Journal(optimizer), covered.get("replay_bytes", 0)
+            self._writers["replay_bytes"] = MetricsWriter(run / FILE, size)
+            if not size:
+                self._writers["replay_bytes"].write(self._journal.header())
 
     def write(self, record: dict[str, Any]) -> None:
         """Add the record of the step just taken, or of step 0 before the first one."""
-        self._writers["metrics_bytes"].write(record)
+        if self._writers:
+            self._writers["metrics_bytes"].write(record)
         if self._journal is not None and record["step"]:
             self._writers["replay_bytes"].write(self._journal.line())
 
@@ -70,7 +74,15 @@ class Logs:
             writer.__exit__(*raised)
 
 
-def covers(run: Path, meta: Mapping[str, Any]) -> bool:
+def newest(run: Path, say: Callable[[str], None]) -> checkpoint.Checkpoint | None:
+    """Return the newest whole checkpoint that the logs reach; of several processes the first one chooses."""
+    rank, _ = distributed.world()
+    found = None if rank else checkpoint.latest(run, usable=lambda meta: _covers(run, meta), say=say)
+    step = int(distributed.together([-1 if found is None else found.meta["step"]])[0][0])
+    return checkpoint.read(run / checkpoint.FOLDER / str(step)) if rank and step >= 0 else found
+
+
+def _covers(run: Path, meta: Mapping[str, Any]) -> bool:
     """Whether the logs of a run are as long as a checkpoint's meta values say."""
     files = {run / name: meta[key] for key, name in _SIZES.items() if key in meta}
     return all(path.exists() and path.stat().st_size >= size for path, size in files.items())

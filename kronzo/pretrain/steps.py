@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kronzo import distributed
 from kronzo.errors import InputError
 from kronzo.pretrain import optimizers
-from kronzo.pretrain.config import BudgetConfig, OptimizerConfig
+from kronzo.pretrain.config import BudgetConfig, Config, OptimizerConfig
 from kronzo.pretrain.gpt2 import GPT2
 from kronzo.pretrain.optimizers import is_zeroth_order
 
@@ -118,7 +119,7 @@ def _details(optimizer: Any) -> dict[str, Any]:
         "coefficient_mean": sum(finite) / size,
         "coefficient_rms": math.sqrt(sum(c * c for c in finite) / size),
         "resolution": report.resolution,
-    }
+    } | ({"sent_bytes": report.sent_bytes} if report.sent_bytes else {})
 
 
 def num_steps(budget: BudgetConfig, config: OptimizerConfig, optimizer: Any, context: int) -> int:
@@ -129,22 +130,49 @@ def num_steps(budget: BudgetConfig, config: OptimizerConfig, optimizer: Any, con
     """
     batch_tokens = budget.batch_size * context
     slices = _slices(config)
+    team = optimizer.team() if is_zeroth_order(config) else None
     if budget.batch_size % (slices * budget.accumulate):
         raise InputError(
             f"budget.batch_size = {budget.batch_size} is not a multiple of {slices} slices x budget.accumulate = "
             f"{budget.accumulate}: change one."
         )
     forwards = optimizer.forwards_per_step if is_zeroth_order(config) else 1 + BACKWARD_FORWARDS
+    if team is not None:
+        forwards = team.passes(optimizer.settings.rule)
     cost = forwards * batch_tokens // slices
+    once = team.slots * batch_tokens // slices if team is not None and team.slots > 1 else 0
     if budget.tokens is not None:
         key, given, price = "tokens", budget.tokens, batch_tokens
     elif budget.token_forwards is not None:
-        key, given, price = "token_forwards", budget.token_forwards, cost
+        key, given, price = "token_forwards", budget.token_forwards - once, cost
     else:
         return budget.steps or 1000
     if given < price:
         raise InputError(f"budget.{key} = {given} is less than one step: {config.method} needs {price} a step.")
     return given // price
+
+
+def share(config: Config, optimizer: Any) -> tuple[int, int]:
+    """Return (shard, shards): which share of every batch is this process's.
+
+    Raises:
+        InputError: a first-order method in several processes, or a batch that they cannot share.
+    """
+    ranks = distributed.world()[1]
+    if ranks > 1 and not is_zeroth_order(config.optimizer):
+        raise InputError(
+            f"{config.optimizer.method} in {ranks} processes: only zeroth-order methods run in parallel; start one."
+        )
+    team = optimizer.team() if ranks > 1 else None
+    if team is None:
+        return 0, 1
+    parts = team.shards * _slices(config.optimizer) * config.budget.accumulate
+    if config.budget.batch_size % parts:
+        raise InputError(
+            f"budget.batch_size = {config.budget.batch_size} is not a multiple of {parts}, the shards of the batch "
+            "times slices times budget.accumulate: change one."
+        )
+    return team.shard, team.shards
 
 
 def passes_per_step(config: OptimizerConfig) -> int:

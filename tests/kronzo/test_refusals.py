@@ -192,8 +192,16 @@ def test_states_of_other_optimizers():
 def test_replicas(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     with pytest.raises(InputError, match="2 processes"):
-        kronzo.KronZO([weight()])
+        kronzo.KronZO([weight()], parallel="directions")
+    with pytest.raises(InputError, match="2 processes do not divide"):
+        kronzo.KronZO([weight()], directions=3, parallel=3)
+    with pytest.raises(InputError, match="arithmetic"):
+        kronzo.KronZO([weight()], directions=3, parallel="directions", restore="arithmetic")
+    for wrong in ("batch", 0, True):
+        with pytest.raises(InputError, match="parallel"):
+            kronzo.KronZO([weight()], directions=4, parallel=wrong)
 
 
 def test_directions_and_spaces_of_strangers():
