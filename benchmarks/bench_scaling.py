@@ -23,7 +23,7 @@ from measure import environment
 from scaling_page import page
 
 from kronzo.pretrain import gpt2
-from kronzo.pretrain.memory import Job, measure, predict
+from kronzo.pretrain.memory import DTYPES, Job, measure, predict
 
 HERE = Path(__file__).parent
 STORE = HERE / "scaling.json"
@@ -56,8 +56,9 @@ def largest(way: str, budget: int) -> Job | None:
     def job(heads: int) -> Job:
         return Job(family(64 * heads), context=CONTEXT, **WAYS[way])
 
-    fitting = bisect_right(range(1, 100), budget * GIB, key=lambda heads: predict(job(heads)).peak + INTERPRETER)
-    return job(fitting) if fitting else None
+    heads = range(8, 48)
+    fitting = bisect_right(heads, budget * GIB, key=lambda number: predict(job(number)).peak + INTERPRETER)
+    return job(heads[fitting - 1]) if fitting else None
 
 
 def measured(job: Job, name: str) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def measured(job: Job, name: str) -> dict[str, Any]:
         "command": "python benchmarks/bench_scaling.py " + " ".join(sys.argv[1:]),
         "name": name,
         "job": json.loads(job.to_json()),
-        "parameters": gpt2.GPT2(job.shape, device="meta").num_parameters,
+        "parameters": predict(job).weights // DTYPES[job.dtype].itemsize,
         "predicted": predict(job).peak + interpreter,
         "peak": peak + interpreter,
         "step_processor_seconds": seconds,
@@ -103,7 +104,7 @@ def rows() -> Iterator[dict[str, Any]]:
                 "budget": budget,
                 "layers": job.shape.layers,
                 "width": job.shape.width,
-                "parameters": gpt2.GPT2(job.shape, device="meta").num_parameters,
+                "parameters": predict(job).weights // DTYPES[job.dtype].itemsize,
                 "predicted": predict(job).peak + INTERPRETER,
                 "measured": seen["peak"] if seen else None,
             }

@@ -18,10 +18,10 @@ first question for a model of yours, by part, predicted and measured.
 """
 _LARGEST = """## The largest GPT-2-shaped model
 
-One sequence of 1024 tokens, vocabulary 50304, on a CPU. The shapes are GPT-2's four and the line through them (12 layers
-of width 768, 24 x 1024, 36 x 1280, 48 x 1600, and beyond). Peaks are resident bytes of a whole process, Python and torch
-included: **measured** in a fresh process where they stand in bold, predicted elsewhere. AdamW with its blocks recomputed
-in the backward and its logits in chunks is the fair opponent.
+One sequence of 1024 tokens, vocabulary 50304, on a CPU. The shapes are GPT-2's four and the line through them (12
+layers of width 768, 24 x 1024, 36 x 1280, 48 x 1600, and beyond). Peaks are resident bytes of a whole process, Python
+and torch included: **measured** in a fresh process where they stand in bold, predicted elsewhere. AdamW with its
+blocks recomputed in the backward and its logits in chunks is the fair opponent.
 
 """
 _PREDICTION = """
@@ -38,8 +38,8 @@ direction two forwards. If that were all, the rate below would be the same at ev
 """
 _WIRE = """## What many machines would send
 
-Directions are drawn from their address (seed, step, direction, parameter, block), so machines that share the directions of
-a step send each other coefficients only, a float64 for each direction. Computed, not measured.
+Directions are drawn from their address (seed, step, direction, parameter, block), so machines that share the
+directions of a step send each other coefficients only, a float64 for each direction. Computed, not measured.
 
 """
 _SMALL = GPT2(config("gpt2"), device="meta").num_parameters
@@ -61,7 +61,8 @@ def _largest(rows: Sequence[dict[str, Any]], budgets: Sequence[int]) -> str:
     ways = list(dict.fromkeys(row["way"] for row in rows))
     cells = {(row["way"], row["budget"]): row for row in rows}
     body = [[way, *(_cell(cells[way, budget]) for budget in budgets if (way, budget) in cells)] for way in ways]
-    return table(["", *(f"{budget} GiB" for budget in budgets)], body)
+    none = "" if any(row["measured"] for row in rows) else "\nNone of these has been run so far: all are predicted.\n"
+    return table(["", *(f"{budget} GiB" for budget in budgets)], body) + none
 
 
 def _cell(row: dict[str, Any]) -> str:

@@ -3,6 +3,8 @@
 import ast
 import re
 import shlex
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -170,14 +172,31 @@ def _program(page: Path) -> str:
     return "\n".join(lines)
 
 
-WITH_PYTHON = [page for page in DOCS if _blocks(page, "python") and page.name != "spectra.md"]
-"""All pages but spectra.md, whose blocks tests/spectra/test_spectra_docs.py runs."""
+ELSEWHERE = ("spectra.md", "huggingface.md")
+"""Pages whose blocks run in tests/spectra/test_spectra_docs.py, and below with every extra."""
+WITH_PYTHON = [page for page in DOCS if _blocks(page, "python") and page.name not in ELSEWHERE]
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=[page.name for page in WITH_PYTHON])
 def test_python_blocks_run_one_after_the_other(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(_program(page), page, "exec"), {"__name__": page.stem})
+
+
+@pytest.mark.extra
+@pytest.mark.filterwarnings("ignore")
+def test_blocks_that_need_transformers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft")
+    test_python_blocks_run_one_after_the_other(ROOT / "docs" / "huggingface.md", tmp_path, monkeypatch)
+
+
+@pytest.mark.extra
+def test_the_documentation_builds_without_warnings(tmp_path: Path) -> None:
+    pytest.importorskip("furo")
+    build = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(ROOT / "docs"), str(tmp_path)]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "kronzo.methods.KronZO" in (tmp_path / "api.html").read_text(encoding="utf-8")
 
 
 def test_a_block_that_fails_is_noticed_at_its_line(tmp_path: Path) -> None:

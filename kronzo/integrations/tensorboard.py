@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from kronzo.errors import InputError, install
 from kronzo.pretrain.log import FILE
@@ -42,7 +43,8 @@ class Board:
         except ImportError as error:
             raise InputError(f"--tensorboard needs tensorboard; run {install('tensorboard')}.") from error
         self._run, self._offset, self._begun = run, 0, False
-        self._make, self._writer = SummaryWriter, None
+        self._make: Any = SummaryWriter
+        self._writer: Any = None
 
     def update(self, fraction: float = 0.0) -> None:
         """Write what is new in the log; the first call says that the run begins."""
@@ -85,5 +87,6 @@ class Board:
         import spectra
 
         frame = spectra.open(store).frame
-        for row in frame[(frame["quantity"] == "gradient") & frame["stable_rank"].notna()].itertuples():
-            self._scalar(f"stable_rank/{row.layer}", float(row.stable_rank), int(row.step))
+        rows = frame[(frame["quantity"] == "gradient") & frame["stable_rank"].notna()]
+        for step, layer, value in rows[["step", "layer", "stable_rank"]].to_numpy():
+            self._scalar(f"stable_rank/{layer}", float(value), int(step))

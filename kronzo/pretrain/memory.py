@@ -16,7 +16,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,10 +122,10 @@ def predict(job: Job) -> Parts:
     """
     shape, itemsize, tokens = job.shape, DTYPES[job.dtype].itemsize, job.batch * job.context
     stream, head = tokens * shape.width * itemsize, shape.vocab_size * shape.width
-    model = gpt2.GPT2(shape, device="meta", dtype=DTYPES[job.dtype])
-    weights, logits = model.num_parameters * itemsize, _logits(job)
+    parameters = _parameters(job)
+    weights, logits = sum(p.numel() for p in parameters) * itemsize, _logits(job)
     if not job.first_order:
-        kept, step = _zeroth_order(job, model)
+        kept, step = _zeroth_order(job, parameters)
         activations = _WIDEST * stream
         return Parts(weights, kept, activations, max(0, logits + 2 * stream - activations), step)
     optimizer = weights * {"adamw": 2, "sgd": 1}[job.method]
@@ -137,6 +137,13 @@ def predict(job: Job) -> Parts:
     return Parts(weights, optimizer, activations, logits, max(starts, ends) - logits)
 
 
+def _parameters(job: Job) -> list[torch.Tensor]:
+    """The parameters without numbers; a block stands for all of them, so that large models are predicted at once."""
+    one = gpt2.GPT2(replace(job.shape, layers=1), device="meta", dtype=DTYPES[job.dtype])
+    times = {True: job.shape.layers, False: 1}
+    return [p for name, p in one.named_parameters() for _ in range(times[name.startswith("h.")])]
+
+
 def _logits(job: Job) -> int:
     """Bytes of the logits that exist at once: in the model's precision, in float32 if that differs, their softmax."""
     rows = job.batch * job.context
@@ -146,10 +153,11 @@ def _logits(job: Job) -> int:
     return rows * job.shape.vocab_size * (4 * copies - (2 if job.dtype == "bfloat16" else 0))
 
 
-def _zeroth_order(job: Job, model: gpt2.GPT2) -> tuple[int, int]:
+def _zeroth_order(job: Job, parameters: Sequence[torch.Tensor]) -> tuple[int, int]:
     """Bytes that a zeroth-order optimizer keeps between steps, and within one."""
     optimizer = build_zeroth_order(job, [torch.zeros(1)])
-    spaces = [(p, optimizer.family(p.shape)) for p in model.parameters()]
+    family = {p.shape: optimizer.family(p.shape) for p in parameters}
+    spaces = [(p, family[p.shape]) for p in parameters]
     kept = sum(math.prod(shape) for _, space in spaces for shape in space.kept_shapes.values())
     copies = needs_snapshot(optimizer.settings.restore, [p for p, _ in spaces])
     weights = sum(p.numel() * p.element_size() for p, _ in spaces)
