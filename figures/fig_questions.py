@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from figures.drawing import Drawing
-from figures.frames import Row, curves_table, dots_table, last_points, look_of, points, seeds, with_panes
+from figures.frames import Row, complete, curves_table, dots_table, last_points, look_of, points, seeds, with_panes
 from kronzo.pretrain import panels
 from kronzo.pretrain.plots import BUDGETS
 from kronzo.pretrain.results import label_of
@@ -36,21 +36,17 @@ def _said_with_data(row: Row) -> str:
 def _said_varied(row: Row) -> str:
     value = row[str(row["varied"])]
     number = f"{value:g}" if isinstance(value, int | float | np.integer) else str(value)
-    return f"{number} ({percent(float(row['acceptance_rate']))} accepted)"
-
-
-def _finished(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[frame["state"] == "finished"]
+    return f"{number}, {row['rule']} ({percent(float(row['acceptance_rate']))} accepted)"
 
 
 def finals_table(said: Callable[[Row], str], frame: pd.DataFrame) -> pd.DataFrame:
     """Final validation losses, a pane for each model and corpus."""
-    return dots_table(last_points(with_panes(_finished(frame))), said)
+    return dots_table(last_points(with_panes(complete(frame))), said)
 
 
 def varied_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Final validation losses, a pane for each setting that is varied."""
-    return dots_table(last_points(_finished(frame).assign(pane=frame["varied"])), _said_varied)
+    return dots_table(last_points(complete(frame).assign(pane=frame["varied"].str.replace("_", " "))), _said_varied)
 
 
 def finals_figure(table: Callable[[pd.DataFrame], pd.DataFrame], frame: pd.DataFrame) -> Figure:
@@ -60,7 +56,7 @@ def finals_figure(table: Callable[[pd.DataFrame], pd.DataFrame], frame: pd.DataF
 
 def rank_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Validation loss along the way by method and rank, a pane for each model and corpus."""
-    return curves_table(with_panes(_finished(frame)), "token_forwards", _said, _kind_of_rank)
+    return curves_table(with_panes(complete(frame)), "token_forwards", _said, _kind_of_rank)
 
 
 def _kind_of_rank(row: Row) -> str:
@@ -76,16 +72,18 @@ def rank_figure(frame: pd.DataFrame) -> Figure:
 
 def orders_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Validation loss against forwards, tokens and seconds, zeroth and first order, for each model and corpus."""
-    runs, parts = with_panes(_finished(frame)), []
+    runs, parts = with_panes(complete(frame)), []
     for pane, rows in runs.groupby("pane", sort=False):
         for column, title in BUDGETS.items():
-            part = curves_table(rows.assign(pane=f"{pane}: {title}"), column, _said, _kind_of_budget)
+            part = curves_table(rows.assign(pane=f"{title}; {pane}"), column, _said, _kind_of_budget)
             parts.append(part)
     return pd.concat(parts, ignore_index=True)
 
 
 def _kind_of_budget(row: Row) -> str:
-    return "dashed" if row["budget"] == "tokens" else _kind_of_rank(row)
+    if row["budget"] == "tokens":
+        return "dashed"
+    return "dotted" if row["rule"] == "directional" and row["method"] != "kronzo" else _kind_of_rank(row)
 
 
 def orders_figure(frame: pd.DataFrame) -> Figure:
@@ -96,14 +94,15 @@ def orders_figure(frame: pd.DataFrame) -> Figure:
 def alignment_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Root mean square of the cosine over draws, against the predicted one, a point a layer, a pane a kind of layer."""
     parts = []
-    keys = ["method", "rank", "directions", "layer"]
+    keys, fewest = ["method", "rank", "directions", "layer"], frame["directions"].min()
     for kind, rows in frame.groupby("kind", sort=False):
         by_layer = rows.groupby(keys, sort=False, dropna=False)
         mean = pd.DataFrame({"predicted": by_layer["predicted"].mean(), "cosine": by_layer["cosine"].agg(_rms)})
         for setting, layers in mean.reset_index().groupby(keys[:3], sort=False, dropna=False):
             said = dict(zip(keys, setting))
             name = f"{_said(said)}, q = {said['directions']:g}"
-            parts.append(points(str(kind), name, look_of(said), "points", x=layers["predicted"], y=layers["cosine"]))
+            marks = "points" if said["directions"] == fewest else "open"
+            parts.append(points(str(kind), name, look_of(said), marks, x=layers["predicted"], y=layers["cosine"]))
         ends = [mean.to_numpy().min(), mean.to_numpy().max()]
         parts.append(points(str(kind), "as predicted", "noise", "dotted", x=ends, y=ends))
     return pd.concat(parts, ignore_index=True)
@@ -146,13 +145,14 @@ def cost_figure(frame: pd.DataFrame) -> Figure:
 
 def comparison_caption(what: str, frame: pd.DataFrame) -> str:
     """Caption of q1 to q6: what is drawn, the budgets, how rates were chosen, on how many seeds."""
-    last = last_points(_finished(frame))
-    budgets = sorted({count(value) for value in last["token_forwards"].astype(float)})
+    last = last_points(complete(frame))
+    spent = last.loc[last["budget"] == "token_forwards", "token_forwards"].astype(float)
+    budgets = dict.fromkeys([count(spent.min()), count(spent.max())])
     trials = {len(each) for each in frame.attrs.get("trials", [])}
     tuned = f"; rates from {sum(trials)} trials by one rule for all rows" if trials else ""
     return (
         f"{what} Mean over {seeds(frame)}, bar: 95 % interval (Student's t), band: all seeds; "
-        f"{', '.join(budgets)} token_forwards a run{tuned}; {', '.join(dict.fromkeys(frame['corpus']))}, held-out "
+        f"{' to '.join(budgets)} token_forwards a run{tuned}; {', '.join(dict.fromkeys(frame['corpus']))}, held-out "
         f"text, with the losses of a unigram and a bigram model."
     )
 

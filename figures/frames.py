@@ -17,6 +17,12 @@ Row = Any
 """A mapping from column to value: a row of a frame."""
 
 
+def complete(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame without the rows that diverged or stopped on a seed: a mean over the others would flatter them."""
+    keys = [key for key in _RUN if key in frame and key != "seed"]
+    return frame[frame.groupby(keys)["state"].transform(lambda states: (states == "finished").all())]
+
+
 def last_points(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the last evaluation of every run."""
     keys = [key for key in _RUN if key in frame]

@@ -2,12 +2,13 @@
 
 A table has the columns pane, series, x, y, low and high, a row a point in drawing order; look, a name that
 `kronzo.pretrain.plots.look` knows; and kind: "line", "dashed", "dotted" or "dashdot", "bare" before them for no marks,
-"points" or "hollow" for marks only, the hollow ones named together by what stands before ", " in their series. Low
-and high are the ends of a band, NaN without one. A row whose x (or y) is NaN is a line across the pane at y (or x).
+"points", "open" or "hollow" for marks only, the hollow ones named together by what stands before ", ". Low and high are
+the ends of a band, NaN without one. A row whose x (or y) is NaN is a line across the pane at y (or x).
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from kronzo.errors import InputError
 from kronzo.pretrain.plots import few_ticks, look
@@ -31,8 +33,11 @@ _KINDS: dict[str, dict[str, Any]] = {
     "bare dotted": {"linestyle": ":", "marker": "", "linewidth": 2.0},
     "bare dashdot": {"linestyle": "-.", "marker": "", "linewidth": 2.0},
     "points": {"linestyle": ""},
+    "open": {"linestyle": "", "markerfacecolor": "none"},
     "hollow": {"linestyle": "", "markerfacecolor": "none"},
 }
+_TITLE = 34
+"""Characters in a line of a title."""
 _MARKS = 8
 """Marks on a line of many points."""
 
@@ -115,7 +120,7 @@ def curves(
         figure, panes = _grid(table, columns, 2.2, sharey="row" if share else False)
         for name, axes in panes.items():
             draw_curves(axes, table[table["pane"] == name])
-            axes.set(xscale=xscale, yscale=yscale, xlabel=xlabel, title=name)
+            axes.set(xscale=xscale, yscale=yscale, xlabel=xlabel, title=textwrap.fill(name, _TITLE))
             first = not axes.get_subplotspec() or axes.get_subplotspec().is_first_col()  # type: ignore[union-attr]
             axes.set_ylabel(ylabel if first or not share else "")
             _ticks(axes)
@@ -124,9 +129,13 @@ def curves(
 
 
 def _ticks(axes: Axes) -> None:
+    """Few labels on logarithmic axes, evenly spaced where they span little."""
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
             few_ticks(axis)
+            low, high = axis.get_view_interval()
+            if high < 4 * low:
+                axis.set_major_locator(MaxNLocator(4))
 
 
 def _legend(figure: Figure, panes: dict[str, Axes]) -> None:
