@@ -178,7 +178,7 @@ def test_an_optimizer_inside_the_backward_is_read_as_gradients_are_accumulated()
 
 def test_streaming_reads_the_sum_of_all_passes_of_a_step_and_nothing_before(monkeypatch):
     model, read = TinyLM(), []
-    monkeypatch.setattr(spectra.hooks, "analyse", lambda *given: read.append(given[0].name) or analyse(*given))
+    monkeypatch.setattr("spectra.hooks.analyse", lambda *given: read.append(given[0].name) or analyse(*given))
     with spectra.GradientRecorder(model, every=1, streaming=2, layers="*c_attn*") as rec:
         for _ in range(2):
             model.zero_grad()
