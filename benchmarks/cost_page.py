@@ -1,0 +1,137 @@
+"""docs/benchmarks.md, written from what bench_sweep and bench_step printed; no number in it is typed.
+
+Each prints its JSON: python benchmarks/bench_sweep.py > benchmarks/sweep.json, and so on, then this file.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scaling_page import table
+
+from kronzo.pretrain.units import duration
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+NAMES = {"kronzo": "KronZO", "lozo": "LOZO", "subzero": "SubZero", "tezo": "TeZO", "mezo": "MeZO", "fzoo": "FZOO"}
+
+_HEAD = """# Benchmarks of the optimizers
+
+*Written by `python benchmarks/cost_page.py` from `benchmarks/sweep.json` and `benchmarks/step.json`, which
+`benchmarks/bench_sweep.py` and `benchmarks/bench_step.py` print. The model is GPT-2 small in float32 unless said
+otherwise. Times that are compared were taken by turns in one process on one thread, in processor seconds, because the
+machine was shared.*
+
+"""
+_SWEEP = """
+## A sweep over the weights
+
+The directions are drawn beforehand, MeZO's are drawn within. Naive sweeps write out every torch.kron, every U V^T, or
+the whole z, of the matrices only. Times in multiples of an in-place `mul_` over the same tensors, {mul} here.
+
+"""
+_STEP = """
+## A step beyond its forwards
+
+Averaging, one direction, unless said otherwise: two forwards and three sweeps. *three mul_* is two forwards and three
+in-place `mul_` over the weights. Naive steps take their three sweeps as above.
+
+"""
+_SMALL = """
+### A small model, where Python's overhead shows
+
+170 thousand parameters, 8 x 64 tokens.
+
+"""
+
+
+def page(sweep: Mapping[str, Any], step: Mapping[str, Any]) -> str:
+    """The page."""
+    mul = duration(sweep["results"]["mul_"]["median"])
+    return "".join(
+        [
+            _HEAD,
+            _machine(sweep),
+            _bars(sweep, step),
+            _floor(sweep, step),
+            _SWEEP.format(mul=mul),
+            _sweeps(sweep),
+            _STEP,
+            _steps(step, ("1 x 256 tokens", "1 x 1024 tokens")),
+            _SMALL,
+            _steps(step, ("170 k parameters, 8 x 64 tokens",)),
+        ]
+    )
+
+
+def _machine(run: Mapping[str, Any]) -> str:
+    e = run["environment"]
+    return f"Python {e['python']}, torch {e['torch']}, numpy {e['numpy']}, {e['machine']} with {e['capability']}.\n\n"
+
+
+def _bars(sweep: Mapping[str, Any], step: Mapping[str, Any]) -> str:
+    """The project's bars beside what was measured."""
+    found = [
+        ("a KronZO sweep / `mul_`", sweep, "kronzo", 1.15),
+        ("a whole KronZO step, closure free / `mul_`", sweep, "kronzo step", 3.45),
+        *(
+            (f"{NAMES[name]}, {tokens}, step beyond forwards / forwards", step, f"{name}, {tokens}", bar)
+            for tokens, bars in (("1 x 256 tokens", (0.10, 0.14)), ("1 x 1024 tokens", (0.03, 0.04)))
+            for name, bar in zip(("kronzo", "lozo"), bars, strict=True)
+        ),
+    ]
+    rows = []
+    for text, run, key, bar in found:
+        value = run["ratios"][key]
+        rows.append([text, f"{bar:.3g}", f"{value:.3g}", "met" if value <= bar else "**not met**"])
+    return "## The bars\n\n" + table(["ratio", "at most", "measured", ""], rows)
+
+
+def _floor(sweep: Mapping[str, Any], step: Mapping[str, Any]) -> str:
+    r, s = sweep["ratios"], step["ratios"]
+    bare, three = r["addcmul_ of KronZO's views"], s["three mul_, 1 x 256 tokens"]
+    text = (
+        "What is ours and what is the machine's: the same `addcmul_` on bare views, without a line of this library, "
+        f"takes {bare:.2f} times `mul_`, and the library's sweep {r['kronzo / addcmul_ of its views']:.2f} times that. "
+        f"Adding one row to all rows already takes {r['add_ of one row']:.2f}, the product of two rows "
+        f"{r['addcmul_ of two rows']:.2f}. With 256 tokens three `mul_` take {100 * three:.1f} % of the two forwards. "
+        f"A faster sweep needs a kernel of its own. MeZO's sweep takes {r['mezo / the generator alone']:.2f} times "
+        "what numpy's generator takes for as many normals."
+    )
+    return "\n" + textwrap.fill(text, 120, break_on_hyphens=False) + "\n"
+
+
+def _sweeps(run: Mapping[str, Any]) -> str:
+    ratios = {k: v for k, v in run["ratios"].items() if k != "bars" and " / " not in k}
+    whole = {k: v for k, v in ratios.items() if k.endswith(" step")}
+    rows = [[_named(k), f"{v:.2f}"] for k, v in ratios.items() if k not in whole]
+    rows += [[f"{_named(k)}, closure free", f"{v:.2f}"] for k, v in whole.items()]
+    return table(["sweep", "multiple of mul_"], rows)
+
+
+def _steps(run: Mapping[str, Any], places: Sequence[str]) -> str:
+    ratios = run["ratios"]
+    labels = list(dict.fromkeys(k.removesuffix(f", {p}") for p in places for k in ratios if k.endswith(f", {p}")))
+    shares = {k: f"{100 * v:.1f} %" for k, v in ratios.items() if k != "bars"}
+    return table(["step", *places], [[_named(k), *(shares.get(f"{k}, {p}", "") for p in places)] for k in labels])
+
+
+def _named(key: str) -> str:
+    """A key of the runs as a reader knows it."""
+    first, space, rest = key.partition(" ")
+    name, comma = first.rstrip(","), "," if first.endswith(",") else ""
+    return NAMES.get(name, "AdamW" if name == "adamw" else name) + comma + space + rest.replace("adamw", "AdamW")
+
+
+def main() -> None:
+    """Write the page."""
+    runs = [json.loads((HERE / f"{name}.json").read_text(encoding="utf-8")) for name in ("sweep", "step")]
+    PAGE.write_text(page(*runs), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
