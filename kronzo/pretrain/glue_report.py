@@ -120,7 +120,8 @@ def remarks(found: Mapping[str, Any], table: pd.DataFrame) -> list[str]:
         said.append("One seed: there is no interval, and no difference is a claim.")
     for beside, group in table[table["backbone"] == table["beside"]].groupby("beside", sort=False):
         said += _power_remarks(str(beside), group)
-    return said + [_kept(one, found, table) for one in found["backbones"] if _zeroth(one)]
+    able = set(table.loc[table["power"] == POWER, "beside"])
+    return said + [_kept(one, found, table) for one in found["backbones"] if _zeroth(one) and one["beside"] in able]
 
 
 def _power_remarks(beside: str, rows: pd.DataFrame) -> list[str]:
