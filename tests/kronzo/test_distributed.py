@@ -13,6 +13,8 @@ import torch
 
 import kronzo
 from kronzo import distributed
+from kronzo.pretrain import steps
+from kronzo.pretrain.config import from_dict
 
 KINDS = ["average", "directional", "normalized", "momentum", "one-sided", "lozo"]
 
@@ -145,3 +147,14 @@ def test_every_direction_has_one_rank_of_each_shard():
         teams = [distributed.Team(rank, world // slots, slots, q, "auto") for rank in range(world)]
         for shard in range(world // slots):
             assert sorted(i for t in teams if t.shard == shard for i in t.mine) == list(range(q))
+
+
+def test_a_batch_that_the_shards_cannot_share_is_refused(monkeypatch):
+
+    for name, value in (("is_initialized", True), ("get_world_size", 2), ("get_rank", 1)):
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    opt = kronzo.KronZO([torch.nn.Parameter(torch.zeros(4, 4))])
+    whole = {"optimizer": {"method": "kronzo"}, "budget": {"batch_size": 6, "accumulate": 3}}
+    assert steps.share(from_dict(whole), opt) == (1, 2)
+    with pytest.raises(kronzo.InputError, match="not a multiple of 2"):
+        steps.share(from_dict({**whole, "budget": {"batch_size": 3}}), opt)

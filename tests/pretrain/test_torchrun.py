@@ -1,0 +1,70 @@
+"""`kronzo pretrain` under torchrun: the run of one process, shared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import STEPS, small_config, weights_of
+
+from kronzo.pretrain import rebuild
+from kronzo.pretrain.config import to_toml
+from kronzo.pretrain.log import read_metrics
+from kronzo.pretrain.loop import pretrain
+
+BASE = ["budget.batch_size=8", "checkpoint.points=4"]
+SEARCH = ["optimizer.method=kronzo", "optimizer.directions=4", "optimizer.rule=directional"]
+pytestmark = pytest.mark.slow
+
+
+def start(folder: Path, ranks: int, *settings: str, out: str = "ranks") -> subprocess.CompletedProcess[str]:
+    (folder / "c.toml").write_text(to_toml(small_config(*BASE, *settings)))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [*launcher, "-m", "kronzo", "pretrain", "c.toml", "--out", out, "--quiet"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
+
+
+def assert_like_one_process(folder: Path, *settings: str) -> None:
+    pretrain(small_config(*BASE, *settings), folder / "one", progress=False)
+    found, expected = weights_of(folder / "ranks"), weights_of(folder / "one")
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5)
+    columns = ["step", "tokens", "token_forwards", "forwards", "lr"]
+    tables = [read_metrics(folder / name) for name in ("ranks", "one")]
+    assert tables[0]["val_loss"].iloc[-1] == pytest.approx(tables[1]["val_loss"].iloc[-1], rel=1e-5)
+    assert tables[0][columns].equals(tables[1][columns])
+    assert len(list(rebuild.verify(folder / "ranks"))) >= 1
+
+
+def test_two_ranks_with_half_the_batch_each_equal_one_process_and_go_on_after_a_stop(tmp_path: Path) -> None:
+    done = start(tmp_path, 2, *SEARCH)
+    assert done.returncode == 0, done.stderr
+    assert_like_one_process(tmp_path, *SEARCH)
+    assert json.loads((tmp_path / "ranks" / "manifest.json").read_text())["processes"] == 2
+    for name in (str(STEPS), "9"):
+        (tmp_path / "ranks" / "checkpoints" / name / "meta.json").unlink()
+    (tmp_path / "ranks" / "result.json").unlink()
+    before = weights_of(tmp_path / "ranks")
+    done = start(tmp_path, 2, *SEARCH)
+    assert done.returncode == 0, done.stderr
+    assert all(torch.equal(before[name], weight) for name, weight in weights_of(tmp_path / "ranks").items())
+
+
+def test_two_ranks_share_the_directions_within_the_budget(tmp_path: Path) -> None:
+    settings = [*SEARCH[:2], "optimizer.restore=snapshot", "budget.token_forwards=12288"]
+    done = start(tmp_path, 2, "optimizer.extra.parallel=directions", *settings)
+    assert done.returncode == 0, done.stderr
+    metrics = read_metrics(tmp_path / "ranks")
+    assert metrics["token_forwards"].iloc[-1] == 11 * 8 * 128 + 2 * 128 <= 12288
+    assert list(metrics["sent_bytes"].iloc[2:]) == [8 * 5] * 10
+
+
+def test_first_order_in_several_processes_is_one_sentence(tmp_path: Path) -> None:
+    done = start(tmp_path, 2, "optimizer.method=adamw")
+    assert done.returncode and "adamw in 2 processes" in done.stderr
