@@ -73,7 +73,9 @@ def run(config: Config, out: Path, *, fresh: bool = False, progress: bool = True
     import torch
 
     from kronzo.pretrain.loop import pretrain
+    from kronzo.pretrain.resolve import check
 
+    check(config)
     if config.threads:
         torch.set_num_threads(config.threads)
     with ExitStack() as stack:

@@ -11,7 +11,7 @@ from typing import Any
 from kronzo.errors import InputError
 from kronzo.pretrain import optimizers, tables
 from kronzo.pretrain.config import Config, OptimizerConfig, to_dict
-from kronzo.pretrain.resolve import shape_of
+from kronzo.pretrain.resolve import check, shape_of
 from kronzo.pretrain.steps import passes_per_step
 
 PRESETS = ("laptop", "smoke", "test", "paper")
@@ -132,11 +132,20 @@ def plan_of(given: Mapping[str, Any]) -> Plan:
         raise InputError(
             "methods: a table [methods.NAME] for each row of the comparison is needed; the preset has none."
         )
-    methods = {name: tables.build(Method, row, f"methods.{name}.") for name, row in rows.items()}
+    methods = {name: _method(name, row, rows) for name, row in rows.items()}
     shared: dict[str, Any] = {"seed": plan.seed, "threads": plan.threads}
     plan = replace(plan, methods=methods, fo=replace(plan.fo, **shared), comparison=replace(plan.comparison, **shared))
     _check(plan)
     return plan
+
+
+def _method(name: str, row: Any, rows: Mapping[str, Any]) -> Method:
+    """One row; one without an optimizer is mostly a misspelt name in a setting, so the nearest one is told."""
+    others = [other for other in rows if other != name]
+    if others and isinstance(row, Mapping) and "optimizer" not in row:
+        near = tables.nearest(name, others)
+        raise InputError(f"methods.{name}: a new row needs methods.{name}.optimizer; did you mean methods.{near}?")
+    return tables.build(Method, row, f"methods.{name}.")
 
 
 def as_tables(plan: Plan) -> dict[str, Any]:
@@ -154,6 +163,8 @@ def as_tables(plan: Plan) -> dict[str, Any]:
 
 
 def _check(plan: Plan) -> None:
+    for config in (plan.fo, plan.comparison):
+        check(config)
     if plan.comparison.budget.token_forwards is None:
         raise InputError(
             "comparison.budget.token_forwards is missing: the methods are compared at equal token_forwards."

@@ -30,6 +30,20 @@ def corpus_of(data: DataConfig, *, show: bool = False) -> Corpus:
         )
 
 
+def check(config: Config) -> None:
+    """Refuse what can be seen before the corpus, which may take minutes to build, is opened.
+
+    Raises:
+        InputError: an unknown shape, method or keyword, spectra without gradients, or a device that is not here.
+    """
+    shape_of(config.model, 1)
+    optimizers.resolve(config.optimizer)
+    if config.spectra.enabled and optimizers.is_zeroth_order(config.optimizer):
+        raise InputError(f"spectra.enabled: {config.optimizer.method} has no gradients; use adamw or sgd.")
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("device = 'cuda': torch sees no CUDA device here; use cpu or auto.")
+
+
 def resolve(config: Config, corpus: Corpus) -> Config:
     """Return the config with every value written out: shape, optimizer keywords, device.
 
@@ -42,11 +56,8 @@ def resolve(config: Config, corpus: Corpus) -> Config:
             f"model.vocab_size = {shape.vocab_size} is below the {corpus.tokenizer.num_ids} of tokenizer "
             f"{corpus.tokenizer.name}; give 0 to take the corpus' own."
         )
-    if config.spectra.enabled and optimizers.is_zeroth_order(config.optimizer):
-        raise InputError(f"spectra.enabled: {config.optimizer.method} has no gradients; use adamw or sgd.")
+    check(config)
     available = "cuda" if torch.cuda.is_available() else "cpu"
-    if config.device == "cuda" and available == "cpu":
-        raise InputError("device = 'cuda': torch sees no CUDA device here; use cpu or auto.")
     return replace(
         config,
         device=available if config.device == "auto" else config.device,

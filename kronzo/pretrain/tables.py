@@ -26,7 +26,7 @@ def build(kind: type[T], table: Any, prefix: str = "") -> T:
         prefix: what to put before a key in messages, "section.".
 
     Raises:
-        InputError: an unknown key (the nearest one is named) or a value of another type.
+        InputError: an unknown key (the nearest one is named), a missing one, or a value of another type.
     """
     if not isinstance(table, Mapping):
         raise InputError(f"{prefix.rstrip('.')} = {table!r}: a table [{prefix.rstrip('.')}] is needed.")
@@ -40,6 +40,9 @@ def build(kind: type[T], table: Any, prefix: str = "") -> T:
             values[key] = build(hints[key], value, f"{prefix}{key}.")
         else:
             values[key] = _checked(value, hints[key], f"{prefix}{key}")
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name not in values and field.default is field.default_factory is dataclasses.MISSING:
+            raise InputError(f"{prefix}{field.name} is missing: {_described(hints[field.name])} is needed.")
     return kind(**values)
 
 
@@ -162,7 +165,7 @@ def _described(hint: Any) -> str:
         return f"a list of ({_described(get_args(hint)[0])})"
     if get_origin(hint) is dict:
         return f"a table of ({_described(get_args(hint)[1])})"
-    return _WORDS[hint]
+    return "a table" if dataclasses.is_dataclass(hint) else _WORDS[hint]
 
 
 def _value(text: str) -> Any:

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +52,9 @@ def test_equal_tokens_means_those_of_the_named_method() -> None:
         (["methods.mezo.lr=[-1.0]"], "positive learning rates"),
         (["methods.mezo.optimizer.method=mozo"], "did you mean 'mezo'"),
         (["methods.mezo.lrs=[1.0]"], "did you mean methods.mezo.lr"),
+        (["methods.mzo.lr=[1.0]"], "needs methods.mzo.optimizer; did you mean methods.mezo?"),
+        (["fo.optimizer.method=adam"], "did you mean 'adamw'"),
+        (["comparison.model.name=nanno"], "did you mean 'nano'"),
         (["tuning.keep=0.0"], "tuning.keep = 0.0"),
         (["tuning.fractions=[2.0]"], "fractions of the budget"),
         (["tuning.fractions=[0.5, 0.5]"], "rising fractions"),
@@ -60,8 +64,13 @@ def test_equal_tokens_means_those_of_the_named_method() -> None:
     ],
 )
 def test_bad_settings_name_the_key(settings: list[str], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence.replace("[", r"\[")):
+    with pytest.raises(InputError, match=re.escape(sentence)):
         read_plan("test", settings)
+
+
+def test_a_row_without_its_optimizer_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match=re.escape("methods.alone.optimizer is missing: a table is needed.")):
+        plan_of({"methods": {"alone": {"lr": [1.0]}}})
 
 
 def test_unknown_preset_names_the_nearest() -> None:
