@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def remember(path: Path, value: Any) -> None:
-    """`write_json` of something derived, into a cached folder.
-
-    Raises:
-        InputError: the cache cannot be written.
-    """
+    """`write_json` of something derived, into a cached folder; one that may only be read costs a warning."""
     try:
         write_json(path, value)
     except OSError as error:
-        raise InputError(_unwritable(path.parent, error)) from error
+        warnings.warn(f"{path.name} is derived anew each time: {_unwritable(path.parent, error)}", stacklevel=2)
 
 
 def read_entry(folder: Path) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ import os
 import pickle
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,15 +115,16 @@ def latest(run: Path, *, usable: Callable[[dict[str, Any]], bool], say: Callable
         usable: a further condition on the meta values.
         say: told of every checkpoint passed over.
     """
-    for path in on_disk(run):
+    paths = on_disk(run)
+    for path in paths:
         try:
             found = read(path)
+            if usable(found.meta):
+                return found
+            problem = f"{path}: does not fit the log of the run."
         except InputError as error:
-            say(f"{error} The one before is taken.")
-            continue
-        if usable(found.meta):
-            return found
-        say(f"{path}: does not fit the log of the run. The one before is taken.")
+            problem = str(error)
+        say(f"{problem} {'The one before is taken.' if path != paths[-1] else 'There is none before it.'}")
     return None
 
 
@@ -149,6 +151,8 @@ def read(path: Path) -> Checkpoint:
 def initial_weights(source: Path) -> dict[str, Tensor]:
     """Return the weights of a run (its newest checkpoint), a checkpoint, a .safetensors file or a Hugging Face folder.
 
+    A damaged newest checkpoint gives way to the one before, with a warning.
+
     Raises:
         InputError: nothing usable there.
     """
@@ -163,6 +167,8 @@ def initial_weights(source: Path) -> dict[str, Tensor]:
         found = latest(source, usable=lambda meta: True, say=problems.append)
         if found is None:
             raise InputError(f"{source}: no usable checkpoint there; give a run, a checkpoint or a .safetensors file.")
+        for problem in problems:
+            warnings.warn(problem, stacklevel=2)
         return found.weights
     try:
         return load_file(source)

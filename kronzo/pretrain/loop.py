@@ -119,7 +119,7 @@ def _pretrain(
             folder.clear(run)
         corpus = corpus_of(config.data, show=progress and first)
         config = resolve(config, corpus)
-        done = first and folder.holds(run, config) and (run / folder.RESULT).exists()
+        done = first and folder.holds(run, config) and _has_result(run)
         if distributed.together([done])[0][0]:
             return _read_result(run)
         with own_random_stream(config.device), interrupts() as interrupted:
@@ -350,6 +350,15 @@ class _Trainer:
             finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
             folder.write_json(self.run / folder.RESULT, finite)
         return Result(folder=self.run, **values)
+
+
+def _has_result(run: Path) -> bool:
+    """Whether the run has ended; a damaged result.json does not say so and is made anew."""
+    try:
+        _read_result(run)
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return False
+    return True
 
 
 def _read_result(run: Path) -> Result:

@@ -48,7 +48,7 @@ def reference_losses(
         {"unigram": nats, "bigram": nats}.
 
     Raises:
-        InputError: a split or max_tokens has fewer than two tokens; the cache cannot be written.
+        InputError: a split or max_tokens has fewer than two tokens.
     """
     for split, ids in (("training", corpus.train), ("held-out", corpus.val)):
         if ids.size < 2:

@@ -77,7 +77,7 @@ def list_runs(root: Path | str) -> pd.DataFrame:
 
     Returns:
         Columns run, method, parameters, steps, of, token_forwards, val_loss, seconds, state (finished, diverged,
-        running, stopped).
+        running, stopped; damaged: a file of it cannot be read, its numbers are missing).
 
     Raises:
         InputError: the folder does not exist.
@@ -88,7 +88,7 @@ def list_runs(root: Path | str) -> pd.DataFrame:
     if not root.is_dir():
         raise InputError(f"{root}: no such folder; give one that holds runs.")
     columns = ["run", "method", "parameters", "steps", "of", "token_forwards", "val_loss", "seconds", "state"]
-    return pd.DataFrame([_row(run, root) for run in _run_folders(root)], columns=columns)
+    return pd.DataFrame([_row_or_damage(run, root) for run in _run_folders(root)], columns=columns)
 
 
 def as_text(table: pd.DataFrame) -> str:
@@ -109,6 +109,14 @@ def _run_folders(root: Path) -> Iterator[Path]:
     for manifest in sorted(root.rglob(folder.MANIFEST)):
         if (manifest.parent / folder.CONFIG).is_file():
             yield manifest.parent
+
+
+def _row_or_damage(run: Path, root: Path) -> dict[str, Any]:
+    try:
+        return _row(run, root)
+    except (InputError, ValueError, KeyError, TypeError):
+        unknown = {"method": "?", "parameters": 0, "of": 0, "steps": 0, "token_forwards": 0, "seconds": 0.0}
+        return {"run": str(run.relative_to(root)), **unknown, "val_loss": float("nan"), "state": "damaged"}
 
 
 def _row(run: Path, root: Path) -> dict[str, Any]:

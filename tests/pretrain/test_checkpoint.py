@@ -89,6 +89,23 @@ def test_all_damaged_is_none(tmp_path: Path) -> None:
         checkpoint.initial_weights(tmp_path)
 
 
+def test_the_last_damaged_one_does_not_speak_of_one_before(tmp_path: Path) -> None:
+    for step in (3, 8):
+        save(tmp_path, step)
+        (tmp_path / "checkpoints" / str(step) / checkpoint.MODEL).write_bytes(b"")
+    said = latest(tmp_path)[1]
+    assert [text.partition(". ")[2] for text in said] == ["The one before is taken.", "There is none before it."]
+
+
+def test_initial_weights_say_which_checkpoint_they_passed_over(tmp_path: Path) -> None:
+    model = save(tmp_path, 3)
+    save(tmp_path, 8)
+    (tmp_path / "checkpoints" / "8" / checkpoint.MODEL).write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"checkpoints/8/model\.safetensors: damaged.*The one before is taken"):
+        weights = checkpoint.initial_weights(tmp_path)
+    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
+
+
 def test_a_checkpoint_ahead_of_the_log_is_passed_over(tmp_path: Path) -> None:
     save(tmp_path, 3)
     save(tmp_path, 8)

@@ -295,6 +295,15 @@ def test_the_folder_says_what_the_numbers_depend_on(tmp_path: Path, corpus: Corp
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+def test_a_damaged_result_is_made_anew(tmp_path: Path, content: str) -> None:
+    config = small_config()
+    result = pretrain(config, tmp_path, progress=False)
+    (tmp_path / "result.json").write_text(content)
+    assert pretrain(config, tmp_path, progress=False) == result
+    assert json.loads((tmp_path / "result.json").read_text())["val_loss"] == result.val_loss
+
+
 def test_a_damaged_newest_checkpoint_costs_steps_and_not_the_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 from collections import Counter
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kronzo.errors import InputError
-from kronzo.pretrain import ngram, tokenfiles
+from kronzo.pretrain import cache, ngram, tokenfiles
 from kronzo.pretrain.batches import Corpus
 from kronzo.pretrain.data import open_corpus
 from kronzo.pretrain.tokenizer import IdTokenizer
@@ -75,6 +76,18 @@ def test_reference_losses_are_cached_beside_the_corpus(tmp_path, monkeypatch):
     file.write_text("{")
     assert ngram.reference_losses(corpus) == first
     assert ngram.reference_losses(open_corpus("synthetic", cache=tmp_path)) == first
+
+
+def test_a_cache_that_may_only_be_read_costs_a_warning_and_not_the_losses(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    corpus = open_corpus("synthetic", cache=tmp_path)
+    monkeypatch.setattr(cache, "write_json", refuse)
+    with pytest.warns(UserWarning, match=r"reference_losses.json is derived anew each time: .*Read-only file system"):
+        losses = ngram.reference_losses(corpus)
+    monkeypatch.undo()
+    assert ngram.reference_losses(corpus) == losses
 
 
 def test_losses_on_windows_are_those_of_the_tokens_a_run_is_evaluated_on():
