@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,8 @@ app = typer.Typer(
 )
 app.add_typer(data_cli.app)
 app.command()(glue_cli.glue)
+_INTERRUPTED = 130
+"""What typer ends with after Ctrl-C, without a word."""
 _ABOUT = "kronzo trains language models without backprop and measures what that buys."
 _EXAMPLES = (
     "kronzo reproduce                                the main job, with a report",
@@ -68,10 +71,9 @@ def reproduce(
 
     out = out or Path("runs") / f"reproduce-{preset}"
     plan = read_plan(preset, set_ or ())
-    path = main_job.reproduce(
+    main_job.reproduce(
         plan, out, preset=preset, command=main_job.command_line(), fresh=fresh, progress=not quiet, say=typer.echo
     )
-    typer.echo(f"Report: {path}")
 
 
 @app.command()
@@ -291,14 +293,18 @@ def main() -> None:
     _refuse_namesake("kronzo")
     from spectra.errors import InputError as SpectraInputError
 
+    before, warnings.formatwarning = warnings.formatwarning, lambda message, *place: f"kronzo: warning: {message}\n"
     try:
         app()
     except (InputError, SpectraInputError) as error:
         typer.echo(f"kronzo: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("kronzo: stopped; the same command goes on where it stood.", err=True)
-        sys.exit(130)
+    except SystemExit as ending:
+        if ending.code == _INTERRUPTED:
+            typer.echo("kronzo: stopped; the same command goes on where it stood.", err=True)
+        raise
+    finally:
+        warnings.formatwarning = before
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from kronzo.pretrain.config import Config
 from kronzo.pretrain.folder import MANIFEST
 from kronzo.pretrain.log import read_metrics
 from kronzo.pretrain.loop import Result, pretrain
-from kronzo.pretrain.process import interrupts
+from kronzo.pretrain.process import interrupts, tell_warnings
 from kronzo.pretrain.progress import Reporter
 
 _slot: Any = None
@@ -63,7 +64,8 @@ class Pool:
             context = multiprocessing.get_context("spawn")
             self._slots: Any = context.Array("d", 2 * self.workers)
             self._taken: Any = context.Value("i", 0)
-            arguments = (self._slots, self._taken, os.getpid())
+            self._said: Any = context.SimpleQueue()
+            arguments = (self._slots, self._taken, self._said, os.getpid())
             self._executor = ProcessPoolExecutor(self.workers, context, _start_worker, arguments)
         return self
 
@@ -88,15 +90,34 @@ class Pool:
         assert self._executor is not None
         self._slots[:] = [0.0] * len(self._slots)
         with interrupts() as interrupted:
-            futures = [self._executor.submit(_work, i, job) for i, job in enumerate(jobs)]
+            with _sigint_waits():
+                futures = [self._executor.submit(_work, i, job) for i, job in enumerate(jobs)]
             try:
-                _wait(futures, interrupted, lambda: progress.show(futures, list(self._slots)))
+                _wait(futures, interrupted, lambda: self._show(progress, futures))
             except BaseException:
                 self._executor.shutdown(wait=False, cancel_futures=True)
                 for process in multiprocessing.active_children():
                     process.terminate()
                 raise
         return [future.result() for future in futures]
+
+    def _show(self, progress: _Progress, futures: Sequence[Future[Result]]) -> None:
+        while not self._said.empty():
+            progress.report.say(self._said.get())
+        progress.show(futures, list(self._slots))
+
+
+@contextmanager
+def _sigint_waits() -> Iterator[None]:
+    """Hold Ctrl-C back meanwhile, here and in the processes begun meanwhile, which would die of it while they import.
+
+    They let it in themselves once they ignore it: a terminal sends it to all, and the parent ends them in order.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Progress:
@@ -174,12 +195,14 @@ def _wait(futures: Sequence[Future[Result]], interrupted: threading.Event, show:
             future.result()
 
 
-def _start_worker(slots: Any, taken: Any, parent: int) -> None:
+def _start_worker(slots: Any, taken: Any, said: Any, parent: int) -> None:
     global _board, _slot
     with taken.get_lock():
         _slot, taken.value = taken.value, taken.value + 1
     _board = slots
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    tell_warnings(said.put)
     threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
 
 

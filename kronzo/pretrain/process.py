@@ -6,7 +6,8 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,6 +18,15 @@ def peak_bytes(device: str) -> int:
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def tell_warnings(say: Callable[[str], object]) -> None:
+    """Hand the warnings of this process to `say` as sentences: where in a library they arose helps no user."""
+
+    def show(message: Warning | str, *place: object) -> None:
+        say(f"warning: {message}")
+
+    warnings.showwarning = show
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import fcntl
 import json
 import math
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from small_runs import BASE, small_config
 
 from kronzo import cli
 from kronzo.errors import InputError
-from kronzo.pretrain import launch, runs
+from kronzo.pretrain import launch, loop, runs
 from kronzo.pretrain.config import from_dict, from_toml, to_toml
 from kronzo.pretrain.gpt2 import GPT2Config
 from kronzo.pretrain.log import MetricsWriter, read_metrics
@@ -78,6 +79,45 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
     monkeypatch.chdir(tmp_path)
     code, said = command(monkeypatch, capsys, "pretrain", config_file, "--quiet", *arguments)
     assert code == 2 and words in said and said.startswith("kronzo: ") and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "setting", ["optimizer.method=kronz", "model.name=nanno", "model.heads=7", "spectra.enabled=true"]
+)
+def test_what_no_corpus_is_needed_for_is_refused_before_one_is_built(
+    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    def build(*_: object, **__: object) -> None:
+        raise AssertionError("the corpus was opened")
+
+    monkeypatch.setattr(loop, "corpus_of", build)
+    with pytest.raises(InputError):
+        config = launch.compose(config_file, method="kronzo", settings=[setting])
+        launch.run(config, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_ends_with_a_sentence(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "run", interrupted)
+    code, said = command(monkeypatch, capsys, "pretrain", config_file, "--quiet")
+    assert (code, said) == (130, "kronzo: stopped; the same command goes on where it stood.\n")
+
+
+def test_a_warning_is_a_line_without_a_place_in_a_library(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warn(*_: object, **__: object) -> str:
+        return warnings.formatwarning("mind the gap", UserWarning, "torch/optim.py", 3)
+
+    monkeypatch.setattr(launch, "run", warn)
+    before = warnings.formatwarning
+    _, said = command(monkeypatch, capsys, "pretrain", config_file, "--quiet")
+    assert said == "kronzo: warning: mind the gap\n\n" and warnings.formatwarning is before
 
 
 def test_options_beat_the_file_and_settings_beat_options(config_file: Path) -> None:
@@ -172,6 +212,8 @@ def test_runs_lists_state_budget_and_loss(
         assert list(runs.list_runs(tmp_path)["state"]) == ["finished", "running"]
     code, said = command(monkeypatch, capsys, "runs", tmp_path)
     assert code == 0 and max(map(len, said.splitlines())) <= 80
+    (tmp_path / "deep" / "b" / "config.toml").write_text("garbage[")
+    assert list(runs.list_runs(tmp_path)["state"]) == ["finished", "damaged"]
     with pytest.raises(InputError, match="no such folder"):
         runs.list_runs(tmp_path / "absent")
     assert "no runs here" in runs.as_text(runs.list_runs(tmp_path / "a" / "checkpoints"))

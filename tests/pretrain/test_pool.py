@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kronzo.errors import InputError
-from kronzo.pretrain.config import from_dict
+from kronzo.pretrain.config import OptimizerConfig, from_dict
 from kronzo.pretrain.loop import Result
 from kronzo.pretrain.pool import Job, Pool
 
@@ -22,6 +22,7 @@ SMALL = {
     "budget": {"batch_size": 2, "steps": 6},
     "evaluation": {"points": 2, "tokens": 64},
 }
+TOO_FINE = OptimizerConfig("mezo", lr=1e-3, eps=1e-12)
 
 
 def _jobs(folder: Path, steps: int = 6, seeds: int = 3) -> list[Job]:
@@ -68,6 +69,14 @@ def test_results_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     assert [r.val_loss for r in one] == [r.val_loss for r in two]
 
 
+@pytest.mark.slow
+def test_a_workers_warning_is_said_here_as_a_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    jobs = [replace(job, config=replace(job.config, optimizer=TOO_FINE)) for job in _jobs(tmp_path)]
+    _run_all(jobs, 2)
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.strip()]
+    assert lines and all(line.startswith("warning: ") for line in lines), lines
+
+
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -92,6 +101,41 @@ def test_no_worker_outlives_its_parent(tmp_path: Path, number: signal.Signals) -
     parent.send_signal(number)
     parent.wait(60)
     _until(lambda: not any(_alive(pid) for pid in children), 60)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_workers_start_is_the_parents_alone(tmp_path: Path) -> None:
+    """A terminal sends it to every process of the group, also to those that are still importing."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "runs")],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    started: list[int] = []
+    _until(
+        lambda: started.extend(p for p in _children(parent.pid) if "spawn_main" in _read(p, "cmdline")) or started, 120
+    )
+    assert all(_deaf_to_ctrl_c(pid) for pid in started)
+    os.killpg(parent.pid, signal.SIGINT)
+    said = parent.communicate(timeout=60)[1]
+    assert said.count("Traceback") == 1 and said.endswith("raise KeyboardInterrupt\nKeyboardInterrupt\n"), said
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except OSError:
+        return ""
+
+
+def _deaf_to_ctrl_c(pid: int) -> bool:
+    masks = [line.split()[1] for line in _read(pid, "status").splitlines() if line.startswith(("SigBlk", "SigIgn"))]
+    return any(int(mask, 16) >> (signal.SIGINT - 1) & 1 for mask in masks)
 
 
 def _children(pid: int) -> list[int]:
