@@ -94,11 +94,12 @@ def about_comparisons(about: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def reproduction(folder: str) -> pd.DataFrame:
-    """Return the evaluations of the methods that `kronzo reproduce` compared, in columns of `figures.questions.selected`.
+    """Return the evaluations of the methods that `kronzo reproduce` compared.
 
     Returns:
         Columns row, label, method, rule ("" first order), budget, seed, lr, directions (NA first order), parameters,
-        step, tokens, token_forwards, forwards, seconds, peak_bytes, val_loss, acceptance_rate, unigram, bigram.
+        step, tokens, token_forwards, forwards, seconds, peak_bytes, val_loss, acceptance_rate, unigram, bigram, as in
+        `figures.questions.selected`.
     """
     found = results.read(Path(folder))
     parts = [_evaluations(run) for run in found.finished]

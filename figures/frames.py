@@ -18,7 +18,7 @@ Row = Any
 
 
 def complete(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame without the rows that diverged or stopped on a seed: a mean over the others would flatter them."""
+    """Return the frame without rows that diverged or stopped on a seed: a mean over the others would flatter them."""
     keys = [key for key in _RUN if key in frame and key != "seed"]
     return frame[frame.groupby(keys)["state"].transform(lambda states: (states == "finished").all())]
 

@@ -6,9 +6,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import nn
@@ -39,7 +41,9 @@ def selected(parts: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         The columns of `kronzo.pretrain.comparison.collect`, those further ones, unigram and bigram. `attrs` hold the
         trials of the picked rows only.
     """
-    tables, about, trials = [], {}, []
+    tables: list[pd.DataFrame] = []
+    trials: list[Any] = []
+    about: dict[str, Mapping[Any, Any]] = {}
     for part in parts:
         frame = read_comparison(part["folder"])
         about[part["folder"]] = frame.attrs
@@ -85,13 +89,13 @@ def alignments(
     for step, network in ((0, untrained), (_last_step(folder), trained)):
         for setting in settings:
             keywords = {key: value for key, value in setting.items() if key != "method"}
-            frame = alignment(network, lambda on=network: on.loss(x, y), _builder(setting["method"], keywords), seeds)
+            frame = alignment(network, partial(network.loss, x, y), _builder(setting["method"], keywords), seeds)
             about = {"model": model, "corpus": corpus, "method": setting["method"], "step": step}
             parts.append(frame.assign(**about, rank=setting.get("rank")))
     result = pd.concat(parts, ignore_index=True).astype({"rank": "Int64"})
-    config_said = {"settings": [dict(each) for each in settings], "batch_size": batch_size}
-    result.attrs = about_run(Path(folder)) | {"seeds": list(seeds)}
-    result.attrs["config"] = {"run": result.attrs["config"], **config_said}
+    said = {"settings": [dict(each) for each in settings], "batch_size": batch_size}
+    known: dict[str, Any] = about_run(Path(folder))
+    result.attrs.update(known | {"seeds": list(seeds), "config": said | {"run": known["config"]}})
     return result
 
 
@@ -158,11 +162,11 @@ def _optimizer(model: nn.Module, setting: Mapping[str, Any]) -> torch.optim.Opti
 
 
 def _timed(times: pd.DataFrame) -> list[dict[str, Any]]:
-    by_part = times.groupby(["name", "part"], sort=False)["seconds"].quantile([0.25, 0.5, 0.75]).unstack()
-    return [
-        {"method": name, "part": part, "seconds": row[0.5], "seconds_iqr": row[0.75] - row[0.25]}
-        for (name, part), row in by_part.iterrows()
-    ]
+    rows = []
+    for (name, part), seconds in times.groupby(["name", "part"], sort=False)["seconds"]:
+        low, middle, high = np.quantile(seconds.to_numpy(dtype=float), [0.25, 0.5, 0.75])
+        rows.append({"method": str(name), "part": str(part), "seconds": middle, "seconds_iqr": high - low})
+    return rows
 
 
 def _bytes(shape: gpt2.GPT2Config, batch: int, setting: Mapping[str, Any]) -> list[dict[str, Any]]:

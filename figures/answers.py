@@ -1,0 +1,276 @@
+"""What the data of the eight questions say, in sentences computed from them; losses are in nats a token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from figures.frames import complete, last_points
+from kronzo.pretrain.alignment import WHOLE
+from kronzo.pretrain.comparison import interval
+from kronzo.pretrain.findings import TIE
+from kronzo.pretrain.reported import REJECTED, reported
+from kronzo.pretrain.results import label_of
+from kronzo.pretrain.step_costs import FORWARDS
+from kronzo.pretrain.units import count, listing, nats, percent, signed
+
+LEVEL = 0.1
+"""Losses are level when they differ by less: in the paper their difference, here all of its interval."""
+
+HOLDS, FAILS, OPEN = "holds", "does not hold", "not decided"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Losses of one row less those of another, seed by seed: the mean and half its 95 % interval (Student's t)."""
+
+    mean: float
+    half: float
+
+    @property
+    def sign(self) -> int:
+        """-1 or 1 where the interval leaves zero out and the mean is no tie, else 0."""
+        return int(np.sign(self.mean)) if abs(self.mean) > max(self.half, TIE) else 0
+
+    def __str__(self) -> str:
+        return f"{signed(self.mean, 2)} ± {nats(self.half, 2)}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper, its numbers, ours, and whether it holds here."""
+
+    statement: str
+    reported: str
+    here: str
+    verdict: str
+
+
+def finals(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the last evaluations of the runs that finished; a row that diverged on a seed is left out."""
+    return last_points(complete(frame))
+
+
+def panes(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield (corpus and model, the last evaluations there)."""
+    for (corpus, model), rows in finals(frame).groupby(["corpus", "model"], sort=False):
+        yield f"{corpus}, {model}", rows
+
+
+def losses(last: pd.DataFrame, row: str) -> pd.Series:
+    """Final losses of a row by seed; empty when it is not there."""
+    return last[last["row"] == row].drop_duplicates("seed").set_index("seed")["val_loss"].astype(float)
+
+
+def difference(last: pd.DataFrame, row: str, other: str) -> Difference:
+    """Return row less other over the seeds that both have."""
+    return Difference(*interval((losses(last, row) - losses(last, other)).dropna().tolist()))
+
+
+def rule_differences(q1: pd.DataFrame) -> list[tuple[str, str, Difference]]:
+    """(pane, method, directional less averaging) wherever both ran."""
+    return [
+        (pane, method, difference(last, f"{method}-directional", f"{method}-average"))
+        for pane, last in panes(q1)
+        for method in ("kronzo", "lozo", "subzero", "mezo")
+        if len(losses(last, f"{method}-directional")) and len(losses(last, f"{method}-average"))
+    ]
+
+
+def rules(q1: pd.DataFrame) -> list[str]:
+    """Question 1."""
+    found = rule_differences(q1)
+    first = found[0][0]
+    each = listing([f"{label_of(method)} {apart}" for pane, method, apart in found if pane == first])
+    signs = [apart.sign for _, _, apart in found]
+    return [
+        f"At equal token_forwards the directional rule ends above averaging by (directional less averaging, {first}) "
+        f"{each}." if all(apart.mean > 0 for pane, _, apart in found if pane == first) else
+        f"Directional less averaging at equal token_forwards ({first}): {each}.",
+        f"Over all models, corpora and budgets it is clearly worse in {signs.count(1)} of {len(signs)} pairs, clearly "
+        f"better in {signs.count(-1)}, and {signs.count(0)} are within the seeds' interval.",
+    ]  # fmt: skip
+
+
+def structure(q2: pd.DataFrame) -> list[str]:
+    """Question 2."""
+    _, last = next(panes(q2))
+    sentences = []
+    for rule in ("average", "directional"):
+        rows = last[last["rule"] == rule]
+        means = rows.groupby("method")["val_loss"].mean().astype(float).sort_values()
+        against = [
+            f"{difference(last, f'kronzo-{rule}', f'{method}-{rule}')} against {label_of(method)}"
+            for method in ("mezo", "lozo", "subzero")
+        ]
+        order = ", ".join(f"{label_of(str(method))} {nats(value, 2)}" for method, value in means.items())
+        sentences.append(f"Rule '{rule}', same directions and refresh: {order}; KronZO is at {listing(against)}.")
+    return sentences
+
+
+def ranks(q3: pd.DataFrame) -> list[str]:
+    """Question 3."""
+    pane, last = next(panes(q3))
+    corpus, model = last["corpus"].iloc[0], last["model"].iloc[0]
+    here = q3[(q3["corpus"] == corpus) & (q3["model"] == model)]
+    early = here[here["step"] == sorted(here["step"].unique())[1]]
+    names = {f"r = {row['rank']:g}": row["row"] for _, row in
+             last[last["method"] == "lozo"].sort_values("rank").drop_duplicates("row").iterrows()}  # fmt: skip
+    low, high = next(iter(names.values())), list(names.values())[-1]
+    ladder = ", ".join(f"{rank} {nats(losses(last, row).mean(), 2)}" for rank, row in names.items())
+    return [
+        f"LOZO by rank ({pane}): {ladder}; the highest rank less the lowest is {difference(early, high, low)} at the "
+        f"first evaluation and {difference(last, high, low)} at the end.",
+        f"At the end KronZO, whose moves can have full rank, is {difference(last, 'kronzo-average', high)} against "
+        f"LOZO at its highest rank and {difference(last, 'kronzo-average', 'mezo-average')} against MeZO, of full rank "
+        "too.",
+    ]
+
+
+def settings(q4: pd.DataFrame) -> list[str]:
+    """Question 4."""
+    last = finals(q4)
+    lost = sorted(set(q4["row"]) - set(last["row"]))
+    averaged = last[last["rule"] == "average"]
+    refresh = _by(averaged[averaged["varied"] == "refresh_every"], "refresh_every")
+    few = _by(averaged[averaged["varied"] == "directions"], "directions")
+    searched = _by(last[(last["varied"] == "directions") & (last["rule"] == "directional")], "directions")
+    diverged = f" ({', '.join(lost)} diverged on a seed)" if lost else ""
+    windows = last[last["varied"] == "window_rule"].groupby("window_rule")
+    said = [f"{name} {nats(runs['val_loss'].mean(), 2)} with {percent(runs['acceptance_rate'].mean())} accepted"
+            for name, runs in windows]  # fmt: skip
+    return [
+        f"KronZO's loss by refresh interval: {refresh}{diverged}; by directions: {few} when averaging and {searched} "
+        "when directional, at equal token_forwards.",
+        f"By window rule: {listing(said)}.",
+    ]
+
+
+def _by(last: pd.DataFrame, column: str) -> str:
+    means = last.groupby(column)["val_loss"].mean()
+    return ", ".join(f"{value:g}: {nats(float(loss), 2)}" for value, loss in means.items())
+
+
+def split(q5: pd.DataFrame) -> list[str]:
+    """Question 5."""
+    last = finals(q5)
+    one = difference(last, "kronzo-split", "kronzo-one")
+    same = difference(last, "kronzo-split", "kronzo-average")
+    q = int(last.loc[last["row"] == "kronzo-split", "directions"].iloc[0])
+    verdict = {-1: "better", 0: f"no different by more than its interval and {TIE}", 1: "worse"}[one.sign]
+    return [
+        f"{q} directions on a slice of the batch each, less one direction on the whole batch, which draws and forwards "
+        f"as many tokens: {one}; splitting is {verdict}.",
+        f"Against {q} directions that share the batch, at equal token_forwards, it is {same}.",
+    ]
+
+
+def orders(q6: pd.DataFrame) -> list[str]:
+    """Question 6."""
+    pane, last = next(panes(q6))
+    searching = last[~last["method"].isin(["adamw", "sgd"])]
+    means = searching.groupby("row")["val_loss"].mean().astype(float).sort_values()
+    best, level = str(means.index[0]), float(means.iloc[0])
+    points = q6[(q6["row"] == "adamw") & (q6["corpus"] == last["corpus"].iloc[0])
+                & (q6["model"] == last["model"].iloc[0])]  # fmt: skip
+    curve = points.groupby("step")[["token_forwards", "val_loss"]].mean().astype(float)
+    passed = curve[curve["val_loss"] <= level].iloc[0]["token_forwards"]
+    below = [row for _, rows in panes(q6) for row in rows.loc[_below_unigram(rows), "row"].unique()]
+    return [
+        f"At equal token_forwards AdamW ends at {nats(losses(last, 'adamw').mean(), 2)} and at equal tokens at "
+        f"{nats(losses(last, 'adamw-tokens').mean(), 2)}, the best zeroth-order row ({best}) at {nats(level, 2)} ("
+        f"{pane}; unigram {nats(float(last['unigram'].iloc[0]), 2)}); AdamW is below that at its evaluation after "
+        f"{count(passed)} of {count(float(curve['token_forwards'].max()))} token_forwards.",
+        ("No zeroth-order row ends below the unigram line: at this budget they learn token frequencies at most."
+         if not below else f"Below the unigram line by more than {TIE} end {listing(sorted(set(below)))}; the other "
+         "zeroth-order rows learn token frequencies at most."),
+    ]  # fmt: skip
+
+
+def _below_unigram(last: pd.DataFrame) -> pd.Series:
+    mean = last.groupby("row")["val_loss"].transform("mean")
+    return (mean < last["unigram"] - TIE) & ~last["method"].isin(["adamw", "sgd"])
+
+
+def alignments(q7: pd.DataFrame) -> list[str]:
+    """Question 7."""
+    keys = ["method", "directions", "step"]
+    squares = q7.assign(square=q7["cosine"] ** 2, expected=q7["predicted"] ** 2)
+    rows = squares[squares["layer"] == WHOLE].groupby(keys)[["square", "expected"]].mean()
+    ratio = (rows["square"] / rows["expected"]).astype(float) ** 0.5
+    q, end = int(q7["directions"].max()), int(q7["step"].max())
+    trained = rows.reset_index()
+    trained = trained[(trained["directions"] == q) & (trained["step"] == end)]
+    final = listing(
+        [f"{label_of(str(row['method']))} {float(row['square']) ** 0.5:.3f}" for _, row in trained.iterrows()]
+    )
+    layers = squares[squares["layer"] != WHOLE].groupby(["layer", *keys])[["square", "expected"]].mean()
+    spread = (layers["square"] / layers["expected"]).astype(float) ** 0.5
+    return [
+        f"Over all weights of a trained model the cosine with {q} directions is {final} (root mean square over "
+        f"{q7['seed'].nunique()} draws): {ratio.min():.2f} to {ratio.max():.2f} times the predicted one.",
+        f"Layer by layer measured over predicted has the median {spread.median():.2f} and quartiles "
+        f"{spread.quantile(0.25):.2f} and {spread.quantile(0.75):.2f}; by the formula a structure costs nothing as "
+        "long as the directions are few beside its coordinates.",
+    ]
+
+
+def costs(q8: pd.DataFrame) -> list[str]:
+    """Question 8."""
+    times = q8.dropna(subset=["seconds"]).pivot(index="method", columns="part", values="seconds")
+    total = times.sum(axis=1)
+    beside = listing([
+        f"{label_of(str(m))} {1e3 * total[m]:.0f} ms, {percent(1 - times.loc[m, FORWARDS] / total[m])} outside forwards"
+        for m in total.index])  # fmt: skip
+    peak = q8.dropna(subset=["bytes"]).groupby("method")["bytes"].sum()
+    sizes = listing([f"{label_of(str(method))} {value / 1e6:.0f} MB" for method, value in peak.sort_values().items()])
+    return [
+        f"A step of {q8['model'].iloc[0]} with one direction takes (median, processor time): {beside}.",
+        f"At the peak it holds, above the interpreter: {sizes}.",
+    ]
+
+
+def claims(q1: pd.DataFrame, q6: pd.DataFrame) -> list[Claim]:
+    """Return what the paper states, with its numbers and ours; decided by the intervals over the seeds."""
+    _, last = next(panes(q1))
+    found = [
+        _order(last, "kronzo", "directional", "kronzo", "average"),
+        _order(last, "lozo", "directional", "lozo", "average"),
+        _order(last, "mezo", "directional", "mezo", "average"),
+        _order(last, "kronzo", "directional", "lozo", "directional"),
+        _order(last, "kronzo", "directional", "mezo", "directional"),
+        _order(last, "kronzo", "average", "lozo", "average"),
+        _order(last, "kronzo", "average", "mezo", "average"),
+    ]
+    _, both = next(panes(q6))
+    found.append(_order(both, "adamw", "", "kronzo", "directional"))
+    share = 1 - float(last.loc[last["row"] == "kronzo-directional", "acceptance_rate"].mean())
+    verdict = HOLDS if REJECTED / 2 <= share <= 2 * REJECTED else FAILS
+    statement = "the directional rule rejects about a tenth of KronZO's steps"
+    return [*found, Claim(statement, percent(REJECTED), percent(share), verdict)]
+
+
+def at_edge(frame: pd.DataFrame) -> set[str]:
+    """Return the rows whose lr is an end of the list that was tried for them."""
+    tried: dict[str, set[float]] = {}
+    for trial in (trial for each in frame.attrs["trials"] for trial in each):
+        tried.setdefault(trial["method"], set()).add(trial["lr"])
+    chosen = frame[frame["budget"] == "token_forwards"].drop_duplicates(["row", "lr"])[["row", "lr"]]
+    ends = {row: (min(rates), max(rates)) for row, rates in tried.items()}
+    return {row for row, lr in chosen.itertuples(index=False) if row in ends and lr in ends[row]}
+
+
+def _order(last: pd.DataFrame, method: str, rule: str, other: str, other_rule: str) -> Claim:
+    rows = [f"{name}-{which}".removesuffix("-") for name, which in ((method, rule), (other, other_rule))]
+    theirs = [reported(method, rule).loss, reported(other, other_rule).loss]
+    apart, ours = theirs[0] - theirs[1], difference(last, *rows)
+    sign = 0 if abs(apart) < LEVEL else int(np.sign(apart))
+    relation = ("ends below", "ends level with", "ends above")[sign + 1]
+    level = abs(ours.mean) + ours.half < LEVEL
+    verdict = HOLDS if (ours.sign == sign and sign) or (level and not sign) else FAILS if ours.sign else OPEN
+    statement = f"{label_of(rows[0])} {relation} {label_of(rows[1])}"
+    here = f"{nats(losses(last, rows[0]).mean(), 2)} against {nats(losses(last, rows[1]).mean(), 2)} ({ours})"
+    return Claim(statement, f"{theirs[0]:.2f} against {theirs[1]:.2f} ({signed(apart, 2)})", here, verdict)

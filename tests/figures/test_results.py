@@ -1,0 +1,145 @@
+"""docs/RESULTS.md: the committed page is that of the data, and its sentences turn with the numbers."""
+
+import pandas as pd
+import pytest
+from made_data import ABOUT, comparison
+
+from figures import answers, questions, results
+from figures.answers import FAILS, HOLDS, OPEN, Difference
+from kronzo.pretrain import memory
+from kronzo.pretrain.config import from_dict
+from kronzo.pretrain.loop import pretrain
+
+RULES = [
+    {"row": f"{method}-{rule}", "method": method, "rule": rule}
+    for method in ("kronzo", "lozo", "subzero", "mezo")
+    for rule in ("average", "directional")
+]
+FIRST = [{"row": name, "method": "adamw", "rule": None} for name in ("adamw", "adamw-tokens")]
+
+
+def with_losses(rows, losses):
+    """A comparison whose rows end at given losses, the seeds 0.01 apart."""
+    frame = comparison(rows)
+    frame.attrs = ABOUT | {"trials": [[{"method": row["row"], "lr": 0.01} for row in rows]]}
+    ends = frame["row"].map(losses) + 0.01 * frame["seed"]
+    return frame.assign(lr=0.01, val_loss=frame["val_loss"].where(frame["step"] < 100, ends))
+
+
+def frames(directional=0.0, adamw=-1.0):
+    losses = {row["row"]: 4.0 + directional * (row["rule"] == "directional") for row in RULES}
+    q1 = with_losses(RULES, losses)
+    q6 = with_losses([*FIRST, RULES[0], RULES[1]], losses | dict.fromkeys(("adamw", "adamw-tokens"), 4.0 + adamw))
+    return {"q1": q1, "q6": q6}
+
+
+def verdicts(found):
+    return {claim.statement: claim.verdict for claim in answers.claims(found["q1"], found["q6"])}
+
+
+def test_the_committed_page_is_that_of_the_data():
+    assert results.PAGE.read_text(encoding="utf-8") == results.page(results.read())
+
+
+def test_a_difference_counts_when_its_interval_leaves_zero_out():
+    assert Difference(-0.5, 0.2).sign == -1 and Difference(0.5, 0.2).sign == 1
+    assert Difference(0.5, 0.6).sign == 0
+    assert Difference(0.01, 0.001).sign == 0, "a tie"
+
+
+def test_claims_turn_with_the_losses():
+    statement = "KronZO directional ends below KronZO average"
+    assert verdicts(frames(directional=-0.3))[statement] == HOLDS
+    assert verdicts(frames(directional=0.3))[statement] == FAILS
+    assert verdicts(frames())[statement] == OPEN
+    assert verdicts(frames())["KronZO average ends level with MeZO average"] == HOLDS
+    assert verdicts(frames(adamw=3.0))["AdamW ends below KronZO directional"] == FAILS
+
+
+def test_level_needs_the_whole_interval():
+    found = frames()
+    q1 = found["q1"]
+    mezo = q1["row"] == "mezo-average"
+    found["q1"] = q1.assign(val_loss=q1["val_loss"] + mezo * 0.5 * (q1["seed"] - 1))
+    assert verdicts(found)["KronZO average ends level with MeZO average"] == OPEN
+
+
+def test_sentences_count_pairs_and_say_what_only_learns_frequencies():
+    assert "worse in 4 of 4 pairs" in " ".join(answers.rules(frames(directional=0.3)["q1"]))
+    assert "better in 4" in " ".join(answers.rules(frames(directional=-0.3)["q1"]))
+    assert "token frequencies at most" in answers.orders(frames()["q6"])[1]
+    assert "mezo" not in answers.orders(frames(directional=-0.8)["q6"])[1]
+    assert "kronzo-directional" in answers.orders(frames(directional=-0.8)["q6"])[1]
+
+
+def test_a_row_that_diverged_on_a_seed_has_no_mean():
+    q1 = frames()["q1"]
+    diverged = (q1["row"] == "mezo-average") & (q1["seed"] == 1)
+    last = answers.finals(q1.assign(state=q1["state"].mask(diverged, "diverged")))
+    assert "mezo-average" not in set(last["row"]) and len(last) == 3 * (len(RULES) - 1)
+
+
+def test_what_has_no_data_is_said_to_be_not_measured():
+    page = results.page(frames())
+    assert page.count("Not measured.") == 6
+    assert all(f"## {number}. " in page for number in range(1, 9))
+    assert "not measured" in results.page({})
+
+
+def test_rates_at_an_end_of_their_list_are_named():
+    frame = frames()["q1"].assign(lr=0.01)
+    frame.attrs = ABOUT | {"trials": [[{"method": "mezo-average", "lr": lr} for lr in (0.01, 0.02)]]}
+    assert answers.at_edge(frame) == {"mezo-average"}
+    frame.attrs = ABOUT | {"trials": [[{"method": "mezo-average", "lr": lr} for lr in (0.005, 0.01, 0.02)]]}
+    assert answers.at_edge(frame) == set()
+
+
+def test_rows_are_picked_with_their_trials(tmp_path):
+    for folder in ("a", "b"):
+        frame = frames()["q1"].drop(columns=["model", "corpus", "unigram", "bigram"])
+        (tmp_path / folder).mkdir()
+        frame.attrs = {
+            "command": f"kronzo compare {folder}.toml",
+            "grid": {"seeds": [0, 1, 2]},
+            "corpus": {"source": "synthetic", "sha256": "0", "tokenizer": {"name": "bytes"}},
+            "reference": {"unigram": 3.0, "bigram": 2.0},
+            "environments": [{"versions": {"kronzo": "0"}, "python": "3", "git": None}],
+            "trials": [{"method": row["row"], "lr": 0.1} for row in RULES],
+        }
+        frame.to_parquet(tmp_path / folder / "comparison.parquet")
+    parts = [
+        {"folder": str(tmp_path / "a"), "rows": ["*-average"], "model": "nano", "corpus": "synthetic"},
+        {"folder": str(tmp_path / "b"), "rows": ["mezo-directional"], "model": "nano", "corpus": "other"},
+    ]
+    found = questions.selected(parts)
+    assert found.groupby("corpus")["row"].nunique().to_dict() == {"synthetic": 4, "other": 1}
+    assert len(found.attrs["trials"][0]) == 5
+    assert found.attrs["command"] == ["kronzo compare a.toml", "kronzo compare b.toml"]
+
+
+def test_cosines_are_measured_at_both_ends_of_a_run(tmp_path):
+    config = {"model": {"name": "nano", "context": 16, "layers": 1, "width": 16}, "data": {"source": "synthetic"},
+              "optimizer": {"method": "adamw", "lr": 0.01}, "budget": {"batch_size": 4, "steps": 8},
+              "evaluation": {"points": 2, "tokens": 256}}  # fmt: skip
+    pretrain(from_dict(config), tmp_path / "run", progress=False)
+    settings = [{"method": "kronzo", "directions": 2}, {"method": "lozo", "directions": 2, "rank": 1}]
+    found = questions.alignments(
+        str(tmp_path / "run"), model="nano", corpus="synthetic", settings=settings, seeds=[0, 1], batch_size=4
+    )
+    assert set(found["step"]) == {0, 8} and found.attrs["seeds"] == [0, 1]
+    assert (found.groupby(["method", "step", "seed"]).size() == found["layer"].nunique()).all()
+    at = found[(found["layer"] == "wte.weight") & (found["seed"] == 0) & (found["method"] == "kronzo")]
+    assert at["cosine"].nunique() == 2
+
+
+def test_costs_have_every_part_of_time_and_memory(monkeypatch):
+    parts = memory.Parts(1, 2, 3, 4, -5)
+    monkeypatch.setattr(memory, "measured", lambda job: (parts, 0))
+    settings = [{"method": "adamw"}, {"method": "kronzo", "directions": 2}]
+    found = questions.step_costs(shape="nano", model="nano", batch=1, context=16, settings=settings, rounds=2)
+    timed = found.dropna(subset=["seconds"])
+    assert timed.groupby("method")["part"].nunique().to_dict() == {"adamw": 3, "kronzo": 2}
+    assert (timed["seconds"] > 0).all()
+    held = found.dropna(subset=["bytes"])
+    assert held.groupby("method")["bytes"].sum().to_dict() == pytest.approx({"adamw": 10, "kronzo": 10})
+    assert pd.isna(found.loc[found["method"] == "adamw", "directions"]).all()
