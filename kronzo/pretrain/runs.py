@@ -44,7 +44,7 @@ def sample(run: Path | str, prompt: str = "", *, tokens: int = 100, temperature:
         seed: of the draws.
 
     Raises:
-        InputError: no usable run, tokens < 1 or a negative temperature.
+        InputError: no usable run, tokens < 1, a negative temperature, or a prompt that is not UTF-8.
 
     Cost: one forward of at most a context's length a token.
     """
@@ -54,6 +54,10 @@ def sample(run: Path | str, prompt: str = "", *, tokens: int = 100, temperature:
         raise InputError(
             f"tokens = {tokens}, temperature = {temperature}: tokens >= 1 and temperature >= 0 are needed."
         )
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"character {error.start} of the prompt is not UTF-8; type it in a UTF-8 terminal.") from error
     model, tokenizer = open_model(run)
     generator = torch.Generator().manual_seed(seed)
     ids = [tokenizer.end_of_text, *map(int, tokenizer.encode(prompt))]

@@ -182,7 +182,12 @@ def test_sample_divides_the_logits_by_the_temperature_and_never_draws_padding(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"), [(["--tokens", "0"], "tokens >= 1"), (["--temperature", "-1"], "-1.0")]
+    ("arguments", "words"),
+    [
+        (["x", "--tokens", "0"], "tokens >= 1"),
+        (["x", "--temperature", "-1"], "-1.0"),
+        (["Once \udcc3", "--tokens", "1"], "character 5 of the prompt is not UTF-8"),
+    ],
 )
 def test_sample_refuses(
     tmp_path: Path,
@@ -191,7 +196,7 @@ def test_sample_refuses(
     arguments: list[str],
     words: str,
 ) -> None:
-    code, said = command(monkeypatch, capsys, "sample", tmp_path, "x", *arguments)
+    code, said = command(monkeypatch, capsys, "sample", tmp_path, *arguments)
     assert code == 2 and words in said
     code, said = command(monkeypatch, capsys, "sample", tmp_path, "x")
     assert code == 2 and "no config.toml there" in said
