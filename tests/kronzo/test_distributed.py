@@ -4,6 +4,7 @@ Few processes do many checks: starting one costs seconds. What they do stands in
 """
 
 import math
+import os
 import subprocess
 import sys
 
@@ -21,8 +22,9 @@ KINDS = ["average", "directional", "normalized", "momentum", "one-sided", "lozo"
 
 def start(world, jobs, folder):
     command = [sys.executable, ranks.__file__]
+    meeting, environment = str(folder / "meeting"), os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     children = [
-        subprocess.Popen([*command, str(rank), str(world), str(folder / "meeting"), *jobs], stderr=subprocess.PIPE)
+        subprocess.Popen([*command, str(rank), str(world), meeting, *jobs], stderr=subprocess.PIPE, env=environment)
         for rank in range(world)
     ]
     said = [child.communicate(timeout=300)[1].decode() for child in children]
