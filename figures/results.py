@@ -17,8 +17,9 @@ from spectra import report
 
 PAGE = ROOT.parent / "docs" / "RESULTS.md"
 _HOW = (
-    "Here: final validation losses, and the difference seed by seed with its 95 % interval (Student's t); a difference "
-    f"inside its interval decides nothing, and level means that the whole interval is within {answers.LEVEL} nats. "
+    "Here, corpus by corpus in the order above: final validation losses, and the difference seed by seed with its 95 % "
+    "interval (Student's t); a difference inside its interval decides nothing, and level means that the whole interval "
+    f"is within {answers.LEVEL} nats. "
     "Every row has the lr that was best on another seed at a quarter of the budget, of as many trials as any other; "
     "no row has a `scale`. LOZO and SubZero keep their factors for five steps, as KronZO does, not for the 50 and 1000 "
     "of their papers. The machine was shared, so seconds are noisy; losses are not."
@@ -67,7 +68,7 @@ def _head(frames: dict[str, pd.DataFrame]) -> list[str]:
     claims = answers.claims(q1, frames["q6"])
     said = {
         verdict: "; ".join(claim.statement for claim in claims if claim.verdict == verdict)
-        for verdict in (answers.HOLDS, answers.FAILS, answers.OPEN)
+        for verdict in (answers.HOLDS, answers.FAILS, answers.MIXED, answers.OPEN)
     }
     seeds, last = q1["seed"].nunique(), answers.finals(q1)
     budgets = " or ".join(sorted({count(float(value)) for value in last["token_forwards"].round(-4).unique()}))
@@ -97,11 +98,11 @@ def _section(question: Question, frame: pd.DataFrame) -> list[str]:
 
 
 def _closing(frames: dict[str, pd.DataFrame]) -> list[str]:
-    shown = set(zip(frames["q1"]["corpus"], frames["q1"]["model"])) if "q1" in frames else set()
-    more = "" if len(shown) > 1 else "A second corpus and a second size of the model are not measured; their grids are "
-    missing = f"{more}figures/grids/corpus.toml and figures/grids/size.toml. " if more else ""
-    edges = "; ".join(
-        sorted({row for name in ("q1", "q3", "q4") if name in frames for row in answers.at_edge(frames[name])})
+    asked = [frames[name] for name in ("q1", "q3", "q4") if name in frames]
+    edges = "; ".join(sorted(set[str]().union(*map(answers.at_edge, asked))))
+    sizes = set(frames["q1"]["model"]) if "q1" in frames else set()
+    missing = (
+        "" if len(sizes) > 1 else "A second size of the model is not measured; its grid is figures/grids/size.toml. "
     )
     return [
         "## What these runs cannot say",

@@ -5,7 +5,7 @@ import pytest
 from made_data import ABOUT, comparison
 
 from figures import answers, questions, results
-from figures.answers import FAILS, HOLDS, OPEN, Difference
+from figures.answers import FAILS, HOLDS, MIXED, OPEN, Difference
 from kronzo.pretrain import memory
 from kronzo.pretrain.config import from_dict
 from kronzo.pretrain.loop import pretrain
@@ -54,6 +54,14 @@ def test_claims_turn_with_the_losses():
     assert verdicts(frames())[statement] == OPEN
     assert verdicts(frames())["KronZO average ends level with MeZO average"] == HOLDS
     assert verdicts(frames(adamw=3.0))["AdamW ends below KronZO directional"] == FAILS
+
+
+def test_a_second_corpus_that_says_the_opposite_leaves_a_claim_mixed():
+    found, other = frames(directional=-0.3), frames(directional=0.3)
+    about = found["q1"].attrs
+    found["q1"] = pd.concat([found["q1"], other["q1"].assign(corpus="another")], ignore_index=True)
+    found["q1"].attrs = about
+    assert verdicts(found)["KronZO directional ends below KronZO average"] == MIXED
 
 
 def test_level_needs_the_whole_interval():
