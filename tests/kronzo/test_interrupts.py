@@ -24,6 +24,14 @@ CASES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def python_raises_on_ctrl_c():
+    """As at a terminal: a process that was started in the background without job control ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class PressAt(TorchDispatchMode):
     """Presses Ctrl-C at the n-th operation."""
 
