@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kronzo.pretrain.loop import Result
 from kronzo.pretrain.plan import Choice, Plan
 from kronzo.pretrain.pool import Job
+from kronzo.pretrain.result import Result
 
 
 @dataclass(frozen=True)

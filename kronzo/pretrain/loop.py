@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,50 +25,7 @@ from kronzo.pretrain.process import interrupts, own_random_stream, peak_bytes, p
 from kronzo.pretrain.progress import Reporter
 from kronzo.pretrain.rebuild import Logs, initial, newest
 from kronzo.pretrain.resolve import corpus_of, resolve
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run stands when `pretrain` returns.
-
-    Attributes:
-        folder: the run folder.
-        steps: steps taken.
-        tokens: distinct tokens drawn.
-        token_forwards: tokens passed through a forward, a backward counted as two.
-        val_loss: last validation loss, nats a token.
-        best_val_loss: the lowest one.
-        best_step: where it was.
-        seconds: time in steps, without evaluations and checkpoints.
-        finished: False when it was stopped before its budget.
-        diverged: whether the run ended early because the validation loss was no finite number.
-    """
-
-    folder: Path
-    steps: int
-    tokens: int
-    token_forwards: int
-    val_loss: float
-    best_val_loss: float
-    best_step: int
-    seconds: float
-    finished: bool
-    diverged: bool
-
-
-@dataclass
-class Counters:
-    """What a checkpoint carries beside weights and optimizer."""
-
-    step: int = 0
-    tokens: int = 0
-    token_forwards: int = 0
-    forwards: int = 0
-    seconds: float = 0.0
-    val_loss: float = math.inf
-    best_val_loss: float = math.inf
-    best_step: int = 0
-    diverged: bool = False
+from kronzo.pretrain.result import Counters, Result, has_result, read_result
 
 
 def pretrain(
@@ -119,9 +75,9 @@ def _pretrain(
             folder.clear(run)
         corpus = corpus_of(config.data, show=progress and first)
         config = resolve(config, corpus)
-        done = first and folder.holds(run, config) and _has_result(run)
+        done = first and folder.holds(run, config) and has_result(run)
         if distributed.together([done])[0][0]:
-            return _read_result(run)
+            return read_result(run)
         with own_random_stream(config.device), interrupts() as interrupted:
             trainer = _Trainer(config, corpus, run, show=progress and first)
             if first:
@@ -334,36 +290,10 @@ class _Trainer:
 
     def _finish(self) -> Result:
         now = self.counters
-        finished = now.step == self.steps or now.diverged
-        values: dict[str, Any] = {
-            "steps": now.step,
-            "tokens": now.tokens,
-            "token_forwards": now.token_forwards,
-            "val_loss": now.val_loss,
-            "best_val_loss": now.best_val_loss,
-            "best_step": now.best_step,
-            "seconds": now.seconds,
-            "finished": finished,
-            "diverged": now.diverged,
-        }
-        if finished and not self.rank:
-            finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
-            folder.write_json(self.run / folder.RESULT, finite)
-        return Result(folder=self.run, **values)
-
-
-def _has_result(run: Path) -> bool:
-    """Whether the run has ended; a damaged result.json does not say so and is made anew."""
-    try:
-        _read_result(run)
-    except (FileNotFoundError, ValueError, TypeError, AttributeError):
-        return False
-    return True
-
-
-def _read_result(run: Path) -> Result:
-    values: dict[str, Any] = json.loads((run / folder.RESULT).read_text(encoding="utf-8"))
-    return Result(folder=run, **(values | {key: math.nan for key, value in values.items() if value is None}))
+        result = now.result(self.run, finished=now.step == self.steps or now.diverged)
+        if result.finished and not self.rank:
+            result.write()
+        return result
 
 
 def _any(*flags: bool) -> list[bool]:

@@ -19,9 +19,10 @@ from typing import Any
 from kronzo.pretrain.config import Config
 from kronzo.pretrain.folder import MANIFEST
 from kronzo.pretrain.log import read_metrics
-from kronzo.pretrain.loop import Result, pretrain
+from kronzo.pretrain.loop import pretrain
 from kronzo.pretrain.process import interrupts, tell_warnings
 from kronzo.pretrain.progress import Reporter
+from kronzo.pretrain.result import Result
 
 _slot: Any = None
 _board: Any = None

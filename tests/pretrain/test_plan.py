@@ -8,8 +8,8 @@ import pytest
 
 from kronzo.errors import InputError
 from kronzo.pretrain import halving, tables
-from kronzo.pretrain.loop import Result
 from kronzo.pretrain.plan import PRESETS, Choice, Plan, as_tables, plan_of, read_plan
+from kronzo.pretrain.result import Result
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -11,8 +11,8 @@ import torch
 
 from kronzo.errors import InputError
 from kronzo.pretrain.config import OptimizerConfig, from_dict
-from kronzo.pretrain.loop import Result
 from kronzo.pretrain.pool import Job, Pool
+from kronzo.pretrain.result import Result
 
 SMALL = {
     "threads": 1,
