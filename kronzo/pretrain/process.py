@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 import torch
 
@@ -23,7 +24,14 @@ def peak_bytes(device: str) -> int:
 def tell_warnings(say: Callable[[str], object]) -> None:
     """Hand the warnings of this process to `say` as sentences: where in a library they arose helps no user."""
 
-    def show(message: Warning | str, *place: object) -> None:
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
         say(f"warning: {message}")
 
     warnings.showwarning = show
