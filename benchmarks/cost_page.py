@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, written from what bench_sweep and bench_step printed; no number in it is typed.
+"""docs/benchmarks.md, written from what bench_sweep, bench_step and bench_memory printed; no number in it is typed.
 
 Each prints its JSON: python benchmarks/bench_sweep.py > benchmarks/sweep.json, and so on, then this file.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from scaling_page import table
 
-from kronzo.pretrain.units import duration
+from kronzo.pretrain.units import duration, size
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
@@ -21,10 +21,10 @@ NAMES = {"kronzo": "KronZO", "lozo": "LOZO", "subzero": "SubZero", "tezo": "TeZO
 
 _HEAD = """# Benchmarks of the optimizers
 
-*Written by `python benchmarks/cost_page.py` from `benchmarks/sweep.json` and `benchmarks/step.json`, which
-`benchmarks/bench_sweep.py` and `benchmarks/bench_step.py` print. The model is GPT-2 small in float32 unless said
-otherwise. Times that are compared were taken by turns in one process on one thread, in processor seconds, because the
-machine was shared.*
+*Written by `python benchmarks/cost_page.py` from what `benchmarks/bench_sweep.py`, `benchmarks/bench_step.py` and
+`benchmarks/bench_memory.py` have printed into the JSON files beside them. The model is GPT-2 small in float32 unless
+said otherwise. Times that are compared were taken by turns in one process on one thread, in processor seconds, because
+the machine was shared.*
 
 """
 _SWEEP = """
@@ -47,25 +47,30 @@ _SMALL = """
 170 thousand parameters, 8 x 64 tokens.
 
 """
+_MEMORY = """
+## Peak memory
+
+Resident bytes of a fresh process above an interpreter with torch, two steps. The weights take {weights}. Kept factors
+(SubZero's at rank 8, TeZO's at rank 32) lie between steps too; SubZero orthogonalises its own in float64.
+
+"""
+_ACTIVATIONS = """
+With 4 x 1024 tokens; AdamW is `torch.optim.AdamW` on the same model:
+
+"""
 
 
-def page(sweep: Mapping[str, Any], step: Mapping[str, Any]) -> str:
-    """The page."""
+def page(sweep: Mapping[str, Any], step: Mapping[str, Any], memory: Mapping[str, Any] | None) -> str:
+    """The page; without a run of bench_memory it has no section on memory."""
     mul = duration(sweep["results"]["mul_"]["median"])
-    return "".join(
-        [
-            _HEAD,
-            _machine(sweep),
-            _bars(sweep, step),
-            _floor(sweep, step),
-            _SWEEP.format(mul=mul),
-            _sweeps(sweep),
-            _STEP,
-            _steps(step, ("1 x 256 tokens", "1 x 1024 tokens")),
-            _SMALL,
-            _steps(step, ("170 k parameters, 8 x 64 tokens",)),
-        ]
-    )
+    parts = [_HEAD, _machine(sweep), _bars(sweep, step, memory), _floor(sweep, step)]
+    parts += [_SWEEP.format(mul=mul), _sweeps(sweep)]
+    parts += [_STEP, _steps(step, ("1 x 256 tokens", "1 x 1024 tokens"))]
+    parts += [_SMALL, _steps(step, ("170 k parameters, 8 x 64 tokens",))]
+    if memory is not None:
+        parts += [_MEMORY.format(weights=size(memory["results"]["weights"])), _memory(memory)]
+        parts += [_ACTIVATIONS, _activations(memory)]
+    return "".join(parts)
 
 
 def _machine(run: Mapping[str, Any]) -> str:
@@ -73,7 +78,7 @@ def _machine(run: Mapping[str, Any]) -> str:
     return f"Python {e['python']}, torch {e['torch']}, numpy {e['numpy']}, {e['machine']} with {e['capability']}.\n\n"
 
 
-def _bars(sweep: Mapping[str, Any], step: Mapping[str, Any]) -> str:
+def _bars(sweep: Mapping[str, Any], step: Mapping[str, Any], memory: Mapping[str, Any] | None) -> str:
     """The project's bars beside what was measured."""
     found = [
         ("a KronZO sweep / `mul_`", sweep, "kronzo", 1.15),
@@ -84,6 +89,12 @@ def _bars(sweep: Mapping[str, Any], step: Mapping[str, Any]) -> str:
             for name, bar in zip(("kronzo", "lozo"), bars, strict=True)
         ),
     ]
+    if memory is not None:
+        found += [
+            (f"{NAMES[n]}, peak beyond one forward / weights", memory, f"{n} beyond one forward / weights", 0.01)
+            for n in ("kronzo", "lozo", "subzero", "tezo", "mezo")
+        ]
+        found.append(("KronZO / AdamW, peak, 4 x 1024 tokens", memory, "kronzo / adamw, 4 x 1024", 1 / 6))
     rows = []
     for text, run, key, bar in found:
         value = run["ratios"][key]
@@ -120,6 +131,25 @@ def _steps(run: Mapping[str, Any], places: Sequence[str]) -> str:
     return table(["step", *places], [[_named(k), *(shares.get(f"{k}, {p}", "") for p in places)] for k in labels])
 
 
+def _memory(run: Mapping[str, Any]) -> str:
+    rows, results = [], run["results"]
+    for key, share in run["ratios"].items():
+        what = key.removesuffix(" beyond one forward / weights")
+        if what != key:
+            kept = run["ratios"][f"{what} kept factors / weights"]
+            bytes_ = results[f"{what}, 1 x 64"]
+            rows.append([_named(what), size(bytes_), f"{100 * share:.2f} %", f"{100 * kept:.2f} %" if kept else ""])
+    rows.insert(0, ["forward", size(results["forward, 1 x 64"]), "", ""])
+    return table(["step, 1 x 64 tokens", "peak", "beyond one forward, of the weights", "of that kept factors"], rows)
+
+
+def _activations(run: Mapping[str, Any]) -> str:
+    place = ", 4 x 1024"
+    results = {k.removesuffix(place): v for k, v in run["results"].items() if k.endswith(place)}
+    rows = [[_named(k), size(v), f"{v / results['kronzo']:.2f}"] for k, v in results.items()]
+    return table(["step", "peak", "multiple of KronZO's"], rows)
+
+
 def _named(key: str) -> str:
     """A key of the runs as a reader knows it."""
     first, space, rest = key.partition(" ")
@@ -127,10 +157,18 @@ def _named(key: str) -> str:
     return NAMES.get(name, "AdamW" if name == "adamw" else name) + comma + space + rest.replace("adamw", "AdamW")
 
 
+def load(name: str) -> dict[str, Any] | None:
+    """What a benchmark has printed, None where it was not run."""
+    path = HERE / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
 def main() -> None:
     """Write the page."""
-    runs = [json.loads((HERE / f"{name}.json").read_text(encoding="utf-8")) for name in ("sweep", "step")]
-    PAGE.write_text(page(*runs), encoding="utf-8")
+    sweep, step = load("sweep"), load("step")
+    if sweep is None or step is None:
+        raise SystemExit("benchmarks/sweep.json and benchmarks/step.json are needed: run the two benchmarks first.")
+    PAGE.write_text(page(sweep, step, load("memory")), encoding="utf-8")
 
 
 if __name__ == "__main__":

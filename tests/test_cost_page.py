@@ -9,10 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_page_is_written_from_the_committed_runs():
-    code = (
-        "import json, pathlib, cost_page as c\n"
-        "print(c.page(*(json.loads((c.HERE / f'{n}.json').read_text()) for n in ('sweep', 'step'))), end='')"
-    )
+    code = "import cost_page as c; print(c.page(*map(c.load, ('sweep', 'step', 'memory'))), end='')"
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT / "benchmarks", capture_output=True, text=True, check=True
     )
