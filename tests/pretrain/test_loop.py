@@ -181,7 +181,8 @@ pretrain(small_config(*settings), out, progress=False)
 
 def run_and_kill(out: Path, after_seconds: float, *settings: str) -> int:
     command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(out), str(after_seconds), *settings]
-    return subprocess.run(command, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # sums depend on it, so all parts of a run have as many
+    return subprocess.run(command, check=False, env=os.environ | threads).returncode
 
 
 def test_a_killed_run_ends_with_the_same_weights_and_log(tmp_path: Path) -> None:
