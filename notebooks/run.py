@@ -32,9 +32,9 @@ def run(path: Path, folder: Path, preset: str = "smoke", seconds: int = SECONDS)
     book = nbformat.read(path, as_version=4)
     first = book.cells[0]
     first.source = _PRESET.sub(f'PRESET = "{preset}"', first.source)
-    NotebookClient(
-        book, timeout=seconds, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    ).execute(env=os.environ | {"OMP_NUM_THREADS": "1"})  # models this small lose time on threads
+    NotebookClient(book, timeout=seconds, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute(
+        env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )  # models this small lose time on threads
     return book
 
 
