@@ -93,6 +93,7 @@ def test_empty_tensors_and_scalars_are_no_obstacle():
         opt = method(params, lr=0.01)
         for _ in range(6):
             opt.step(lambda: sum(p.square().sum() for p in params))
+        assert opt.last.accepted
     for method in (kronzo.LOZO, kronzo.SubZero, kronzo.TeZO):
         opt = method([*params, nn.Parameter(torch.randn(6, 5))], lr=0.01, rank=2)
         for _ in range(6):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from kronzo import cli
 from kronzo.pretrain.config import Config, from_dict, override
 from kronzo.pretrain.log import read_metrics
 
@@ -37,3 +40,17 @@ def assert_same_run(left: Path, right: Path, step: int = STEPS) -> None:
     tables = [read_metrics(run).drop(columns=NOT_REPRODUCED) for run in (left, right)]
     assert tables[0].equals(tables[1])
     assert list(tables[0]["step"]) == list(range(step + 1))
+
+
+def run_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object
+) -> tuple[int, str, str]:
+    """Run `kronzo WORDS` in this process; return its exit code, what it printed and what it said beside."""
+    monkeypatch.setattr(sys, "argv", ["kronzo", *map(str, words)])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as ending:
+        code = int(ending.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err

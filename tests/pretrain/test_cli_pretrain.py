@@ -3,16 +3,14 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
-from small_runs import BASE, small_config
+from small_runs import BASE, run_command, small_config
 
-from kronzo import cli
 from kronzo.errors import InputError
 from kronzo.pretrain import launch, loop, runs
 from kronzo.pretrain.config import from_dict, from_toml, to_toml
@@ -32,14 +30,8 @@ def config_file(tmp_path: Path) -> Path:
 
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
     """Run `kronzo ARGUMENTS` in this process; return its exit code and what it printed."""
-    monkeypatch.setattr(sys, "argv", ["kronzo", *map(str, arguments)])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as ending:
-        code = int(ending.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out + captured.err
+    code, out, err = run_command(monkeypatch, capsys, *arguments)
+    return code, out + err
 
 
 def test_pretrain_runs_goes_on_and_repeats(

@@ -19,9 +19,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from small_runs import run_command
 
 import kronzo
-from kronzo import cli
 from kronzo.errors import InputError
 from kronzo.pretrain import comparison
 from kronzo.pretrain.compare import compare
@@ -410,35 +410,22 @@ def test_the_text_fits_and_says_what_is_claimed(frame: pd.DataFrame) -> None:
 # ---------------------------------------------------------------------- the command
 
 
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["kronzo", *map(str, words)])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as ending:
-        code = int(ending.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
 def test_the_command_prints_a_table_or_json(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "small.toml"
     file.write_text(_toml(BASE), encoding="utf-8")
     words = ("compare", file, "--out", out, "--workers", 1, "--quiet")
-    code, text, _ = command(monkeypatch, capsys, *words)
+    code, text, _ = run_command(monkeypatch, capsys, *words)
     assert code == 0 and "adamw-tokens" in text and "comparison.parquet" in text
-    code, text, _ = command(monkeypatch, capsys, *words, "--json")
+    code, text, _ = run_command(monkeypatch, capsys, *words, "--json")
     found = json.loads(text)
     assert [line["row"] for line in found["rows"]] == ROWS and len(found["trials"]) == 6
-    code, _, error = command(monkeypatch, capsys, *words, "--shard", "3/2")
+    code, _, error = run_command(monkeypatch, capsys, *words, "--shard", "3/2")
     assert code == 2 and "i/n with 1 <= i <= n" in error
-    code, _, error = command(monkeypatch, capsys, *words, "--set", "seeds=[5]")
+    code, _, error = run_command(monkeypatch, capsys, *words, "--set", "seeds=[5]")
     assert code == 2 and "holds another grid" in error
-    code, _, error = command(monkeypatch, capsys, "compare", tmp_path / "none.toml")
+    code, _, error = run_command(monkeypatch, capsys, "compare", tmp_path / "none.toml")
     assert code == 2 and "cannot be read" in error
 
 

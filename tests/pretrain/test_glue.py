@@ -5,15 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from glue_files import backbone, rte, stsb
+from small_runs import run_command
 
-from kronzo import cli
 from kronzo.errors import InputError
 from kronzo.pretrain import glue, glue_data, glue_metrics, glue_report
 from kronzo.pretrain.glue import backbones, recipe_of
@@ -50,14 +49,8 @@ def compare(sources: Path, out: Path, tasks: str = "rte", **values: Any) -> dict
 
 
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["kronzo", "glue", *map(str, words)])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as ending:
-        code = int(ending.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out + captured.err
+    code, out, err = run_command(monkeypatch, capsys, "glue", *words)
+    return code, out + err
 
 
 @pytest.mark.usefixtures("no_extra")
