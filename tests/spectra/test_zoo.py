@@ -120,7 +120,7 @@ def test_accelerates_optimizer_wrapper():
 
 
 WORKER = """
-import contextlib, sys, torch, spectra
+import contextlib, os, sys, torch, spectra
 import torch.distributed as dist
 from spectra_models import TinyLM, batch
 rank, folder = int(sys.argv[1]), sys.argv[2]
@@ -138,6 +138,7 @@ with spectra.GradientRecorder(model, optimizer, every=1, store=f"{folder}/store"
             rec.micro_batch(tokens=48)
         optimizer.step()
 dist.destroy_process_group()
+os._exit(0)  # torch's DistributedDataParallel keeps gloo's threads alive, and python's own end can abort on them
 """
 
 
