@@ -173,7 +173,7 @@ def test_distributed_data_parallel_records_the_reduced_gradient_once_with_halves
 
 
 SHARDED = """
-import sys, torch, spectra
+import os, sys, torch, spectra
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
@@ -183,8 +183,9 @@ fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
 try:
     spectra.GradientRecorder(model)
 except spectra.InputError as error:
-    print(error)
+    print(error, flush=True)
 dist.destroy_process_group()
+os._exit(0)
 """
 
 
