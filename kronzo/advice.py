@@ -103,9 +103,9 @@ def warn_once(said: set[str], report: StepReport, current: OpenStep) -> None:
         return
     for entry in current.search.entries:
         low = entry.parameter.dtype in (torch.float16, torch.bfloat16)
-        if not low or entry.snapshot is None or float(entry.group["lr"]) == 0.0:
+        if not low or entry.snapshot is None or not entry.weight.numel() or float(entry.group["lr"]) == 0.0:
             continue
-        moved = (entry.parameter != entry.snapshot).float().mean().item()
+        moved = (entry.weight != entry.snapshot).float().mean().item()
         if moved < 0.01:
             said.add("unmoved")
             warnings.warn(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kronzo.errors import InputError
 from kronzo.layout import Restore, name_of
-from kronzo.state import checksums
+from kronzo.sharded import group_of, rows_of
 
 if TYPE_CHECKING:
     from kronzo.rules import Rule
@@ -38,13 +38,13 @@ def world() -> tuple[int, int]:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def gather(values: Sequence[float] | Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+def gather(values: Sequence[float] | Tensor, dtype: torch.dtype = torch.float64, group: Any = None) -> Tensor:
     """Every rank's numbers, as many on each: (ranks, numbers) on the CPU or, by NCCL, on this rank's GPU."""
-    on_gpu = torch.distributed.get_backend() == "nccl"
+    on_gpu = torch.distributed.get_backend(group) == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     mine = torch.as_tensor(values, dtype=dtype).to(device).contiguous()
-    everyones = torch.empty(world()[1], mine.numel(), dtype=dtype, device=device)
-    torch.distributed.all_gather(list(everyones), mine.view(-1))
+    everyones = torch.empty(torch.distributed.get_world_size(group), mine.numel(), dtype=dtype, device=device)
+    torch.distributed.all_gather(list(everyones), mine.view(-1), group=group)
     return everyones
 
 
@@ -54,6 +54,23 @@ def together(values: Sequence[float]) -> list[list[float]]:
         return [list(values)]
     found: list[list[float]] = gather(list(values)).tolist()
     return found
+
+
+def checksums(parameters: Sequence[Tensor]) -> list[int]:
+    """The sum of each tensor's bits as whole numbers, modulo 2^64: equal for equal bits, on every device.
+
+    Of a sharded one the sum over its ranks, which must all ask.
+    """
+    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    rows = [rows_of(p)[0].detach() for p in parameters]
+    sums = [int(p.view(words[p.element_size()]).sum(dtype=torch.int64)) for p in rows]
+    groups = [group_of(p) for p in parameters]
+    for group in dict.fromkeys(group for group in groups if group is not None):
+        places = [k for k, other in enumerate(groups) if other is group]
+        joined = gather(torch.tensor([sums[k] for k in places], dtype=torch.int64), torch.int64, group).sum(0)
+        for k, value in zip(places, joined.tolist(), strict=True):
+            sums[k] = value
+    return sums
 
 
 @dataclass

@@ -12,6 +12,7 @@ from kronzo.errors import InputError
 from kronzo.layout import name_of
 from kronzo.noise import Noise
 from kronzo.settings import Settings
+from kronzo.sharded import check_parallel
 from kronzo.spaces.base import Family
 from kronzo.state import SHARED, check_loaded, initial, load_exact
 from kronzo.validation import check_group
@@ -30,6 +31,7 @@ class Keeping(torch.optim.Optimizer):
     check_every: int
     _search: Search | None
     _open: OpenStep | None
+    _model: nn.Module | None
     _modules: list[nn.Module]
     _warned: set[str]
     _batch_checked: bool
@@ -48,6 +50,7 @@ class Keeping(torch.optim.Optimizer):
         group.update({key: self.param_groups[0][key] for key in SHARED})
         try:
             check_group(group, self.settings.restore)
+            check_parallel(group["params"], self.settings.parallel)
         except InputError:
             self.param_groups.pop()
             raise
@@ -82,5 +85,6 @@ class Keeping(torch.optim.Optimizer):
         return super().state_dict()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {key: self.__dict__[key] for key in ("family", "settings", "last", "check_every", "_modules", "_warned")}
+        names = ("family", "settings", "last", "check_every", "_model", "_modules", "_warned")
+        kept = {key: self.__dict__[key] for key in names}
         return {**super().__getstate__(), **kept, "_search": None, "_open": None, "_batch_checked": False}

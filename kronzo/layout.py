@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kronzo.noise import Scalar
+from kronzo.sharded import rows_of
 from kronzo.spaces.base import Family, Kept, Space
 from kronzo.spaces.kronecker import KroneckerSpace, Product
 
@@ -37,6 +38,10 @@ class Entry:
     """What weight decay leaves of it in this step."""
     move: Tensor | None = None
     """Coordinates of the present sweep; None when they are regenerated instead of stored."""
+
+    def __post_init__(self) -> None:
+        self.weight, self.first_row = rows_of(self.parameter)
+        """What this process moves: the parameter, or its own rows of a sharded one and the number of the first."""
 
 
 @dataclass(eq=False)
@@ -104,7 +109,7 @@ def entries_of(groups: Sequence[dict[str, Any]], family: Family) -> list[Entry]:
 
 def identity(parameter: Tensor) -> tuple[int, int, torch.device, torch.dtype]:
     """What must not change while a parameter is searched: itself, its memory, its device and format."""
-    return id(parameter), parameter.data_ptr(), parameter.device, parameter.dtype
+    return id(parameter), rows_of(parameter)[0].data_ptr(), parameter.device, parameter.dtype
 
 
 def needs_snapshot(restore: Restore, parameters: Sequence[Tensor]) -> bool:

@@ -98,6 +98,7 @@ class ZeroOrder(Keeping):
         self.family = space
         self._search: Search | None = None
         self._open: OpenStep | None = None
+        self._model: nn.Module | None = None
         self._modules: list[nn.Module] = []
         self._warned: set[str] = set()
         self._batch_checked = False
@@ -113,7 +114,8 @@ class ZeroOrder(Keeping):
             self.settings = replace(self.settings, noise="portable" if on_cpu else "device")
 
     def attach(self, model: nn.Module) -> ZeroOrder:
-        """Name the model, so that buffers its forward changes (BatchNorm) are put back between probes."""
+        """Name the model: buffers that its forward changes (BatchNorm) are put back, sharded weights put away."""
+        self._model, self._search = model, None
         self._modules = [module for module in model.modules() if next(module.buffers(recurse=False), None) is not None]
         return self
 
@@ -261,7 +263,7 @@ class ZeroOrder(Keeping):
         if not parameters:
             raise InputError("no parameter requires grad: unfreeze one, or pass others.")
         entries, s = entries_of(self.param_groups, self.family), self.settings
-        self._search = Search(entries, self.restore, s.directions)
+        self._search = Search(entries, self.restore, s.directions, self._model)
         return self._search
 
     @uninterrupted()

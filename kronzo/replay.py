@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kronzo.distributed import checksums
 from kronzo.errors import InputError
 from kronzo.layout import needs_snapshot
 from kronzo.rules import Outcome
-from kronzo.state import checksums
 
 if TYPE_CHECKING:
     from kronzo.optim import ZeroOrder

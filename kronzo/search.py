@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kronzo.coordinates import Coordinates
 from kronzo.interrupts import uninterrupted
 from kronzo.layout import Entry, Restore, Section, capacity, compute_dtype, identity, needs_snapshot, sections_of
 from kronzo.noise import Noise, Scalar
+from kronzo.sharded import is_sharded, reshard
 from kronzo.spaces.dense import Dense
 from kronzo.spaces.kronecker import KroneckerSpace
 
@@ -35,10 +36,14 @@ class Search:
             "arithmetic" goes back by the opposite sweep, whose rounding stays (about one ulp of the largest number on
             the way); "auto" is arithmetic unless a weight is of lower precision than float32.
         directions: of a step; their coordinates are kept within it as far as memory allows, see `kronzo.layout`.
+        model: whose modules gather sharded weights; None where no weight is sharded.
     """
 
-    def __init__(self, entries: Sequence[Entry], restore: Restore, directions: int) -> None:
-        self.entries = list(entries)
+    def __init__(
+        self, entries: Sequence[Entry], restore: Restore, directions: int, model: nn.Module | None = None
+    ) -> None:
+        self.entries, self._model = list(entries), model
+        self._sharded = [e.parameter for e in self.entries if is_sharded(e.parameter)]
         self.sections = sections_of(self.entries)
         self._covered = [identity(e.parameter) for e in self.entries]
         self.snapshot = needs_snapshot(restore, [e.parameter for e in self.entries])
@@ -58,13 +63,14 @@ class Search:
         """Start a step at the present weights, decayed: theta = (1 - lr weight_decay) W for matrices."""
         self.noise, self.base_eps, self.sweeps = noise, base_eps, 0
         self._coordinates.begin(noise)
+        reshard(self._model, self._sharded)
         for entry in self.entries:
             entry.keep = kept_share(entry)
             if self.snapshot:
-                entry.snapshot = entry.parameter.clone() if entry.snapshot is None else entry.snapshot
-                entry.snapshot.copy_(entry.parameter)
+                entry.snapshot = entry.weight.clone() if entry.snapshot is None else entry.snapshot
+                entry.snapshot.copy_(entry.weight)
             if entry.keep != 1.0:
-                entry.parameter.mul_(entry.keep)
+                entry.weight.mul_(entry.keep)
         for section in self.sections:
             section.now = {}
             if self._sorted_at != self.recalled_at:
@@ -75,12 +81,13 @@ class Search:
         """Which weights are swept together in this step and which one after the other."""
         section.sums, section.products, section.singly = [], [], []
         for entry in section.entries:
-            whole, space = entry.parameter, entry.space
+            whole, space = entry.weight, entry.space
             if whole.ndim != 2 and whole.is_contiguous():
                 whole = whole.view(-1, space.matrix[1])
             in_place = not self.snapshot and whole.dtype == section.dtype and entry.move is not None
+            in_place &= whole.numel() == entry.parameter.numel()
             if in_place and isinstance(space, Dense):
-                section.sums.append((entry.parameter, _stored(entry)))
+                section.sums.append((entry.weight, _stored(entry)))
             elif in_place and isinstance(space, KroneckerSpace) and whole.ndim == 2:
                 section.products.append(space.as_product(whole, _stored(entry), entry.kept))
             else:
@@ -88,13 +95,14 @@ class Search:
 
     def abandon(self) -> None:
         """Undo the step: the weights before `begin`, bit-equal with snapshots, otherwise within the rounding."""
+        reshard(self._model, self._sharded)
         if not self.snapshot:
             self.restore()
         for entry in self.entries:
             if self.snapshot:
-                entry.parameter.copy_(_theta(entry))
+                entry.weight.copy_(_theta(entry))
             elif entry.keep != 1.0:
-                entry.parameter.div_(entry.keep)
+                entry.weight.div_(entry.keep)
         for section in self.sections:
             section.now = {}
 
@@ -108,6 +116,7 @@ class Search:
     def goto(self, kind: Kind, combination: Combination) -> None:
         """Move every weight to theta + sum_i factor * coefficient_i * Z_i, in one sweep."""
         swept = False
+        reshard(self._model, self._sharded)
         for section in self.sections:
             target = _scaled(combination, self.factor(section.group, kind), section.device)
             moves = target if self.snapshot else _difference(target, section.now)
@@ -118,7 +127,7 @@ class Search:
                 self._sweep(section, moves)
             else:
                 for entry in section.entries:
-                    torch.mul(_theta(entry), entry.keep, out=entry.parameter)
+                    torch.mul(_theta(entry), entry.keep, out=entry.weight)
             section.now, swept = target, True
         self.sweeps += swept
 
@@ -132,6 +141,7 @@ class Search:
         M lives in the coordinates of each space, so this is one sweep as well; a regenerated dense M is as large as the
         weight.
         """
+        reshard(self._model, self._sharded)
         for section in self.sections:
             fresh = _scaled(combination, 1 - momentum, section.device)
             self._combine(section, fresh)
@@ -203,15 +213,15 @@ class Search:
     def _sweep_one(self, section: Section, entry: Entry, moves: Combination, momentum_factor: float) -> None:
         if entry.move is None:
             self._sweep_regenerated(entry, moves, momentum_factor)
-        elif not self.snapshot and entry.parameter.dtype == section.dtype and entry.parameter.ndim == 2:
-            entry.space.add_rows_(entry.parameter, entry.move, entry.kept, 0)
+        elif not self.snapshot and entry.weight.dtype == section.dtype and entry.weight.ndim == 2:
+            entry.space.add_rows_(entry.weight, entry.move, entry.kept, entry.first_row)
         else:
             for weights, row in _pieces(entry, section.dtype):
-                entry.space.add_rows_(weights, entry.move, entry.kept, row)
+                entry.space.add_rows_(weights, entry.move, entry.kept, entry.first_row + row)
 
     def _sweep_regenerated(self, entry: Entry, moves: Combination, momentum_factor: float) -> None:
         for weights, row in _pieces(entry, compute_dtype(entry.parameter.dtype)):
-            flat, start = weights.view(-1), row * weights.shape[1]
+            flat, start = weights.view(-1), entry.first_row * entry.space.matrix[1] + row * weights.shape[1]
             if moves:
                 self.noise.add_dense_(flat, moves, entry.index, start)
             if momentum_factor and entry.momentum is not None:
@@ -225,7 +235,7 @@ def _pieces(entry: Entry, dtype: torch.dtype) -> Iterator[tuple[Tensor, int]]:
     rounded once. With a snapshot theta is read from it. A contiguous weight whose noise is regenerated comes as one
     column, so that pieces are whole blocks.
     """
-    w, theta, n = entry.parameter, entry.snapshot, entry.space.matrix[1]
+    w, theta, n = entry.weight, entry.snapshot, entry.space.matrix[1]
     regenerated = entry.move is None
     contiguous = w.is_contiguous()
     if contiguous:
@@ -234,7 +244,7 @@ def _pieces(entry: Entry, dtype: torch.dtype) -> Iterator[tuple[Tensor, int]]:
     elif w.ndim == 1:
         w, theta = w[:, None], None if theta is None else theta[:, None]
     in_place = w.dtype == dtype and w.ndim == 2 and (contiguous or not regenerated)
-    rows = w.shape[0] if in_place else max(1, CHUNK // n)
+    rows = max(1, w.shape[0] if in_place else CHUNK // n)
     for row in range(0, w.shape[0], rows):
         part = w[row : row + rows]
         source = part if theta is None else theta[row : row + rows]

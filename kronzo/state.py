@@ -6,7 +6,6 @@ tensors, numbers and lists: the state passes through `torch.load(weights_only=Tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -94,12 +93,6 @@ def load_exact(saved: dict[str, Any], groups: list[dict[str, Any]], live: dict[T
         for name, value in saved["state"].get(key, {}).items():
             device = "cpu" if name == DRAWN_AT else parameter.device
             live[parameter][name] = value.detach().clone().to(device)
-
-
-def checksums(parameters: Iterable[Tensor]) -> list[int]:
-    """The sum of each tensor's bits as whole numbers, modulo 2^64: equal for equal bits, on every device."""
-    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return [int(p.detach().view(words[p.element_size()]).sum(dtype=torch.int64)) for p in parameters]
 
 
 def pairs(saved: dict[str, Any], groups: list[dict[str, Any]]) -> list[tuple[Any, Tensor]]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kronzo.errors import InputError
+from kronzo.sharded import check_placement, is_sharded
 
 
 def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
@@ -70,14 +71,13 @@ def check_group(group: Mapping[str, Any], restore: str) -> None:
 
 def _check_parameter(p: Tensor, i: int, weight_decay: float) -> None:
     what = f"parameter {i} {tuple(p.shape)}"
+    check_placement(p, what)
     if p.is_complex() or not p.is_floating_point():
         raise InputError(f"{what} is {p.dtype}: zeroth-order steps move real floating-point weights; leave it out.")
     if p.layout != torch.strided:
         raise InputError(f"{what} is {p.layout}: only dense (strided) weights can be swept; convert with to_dense().")
     if p.device.type == "meta":
         raise InputError(f"{what} is on the meta device and has no numbers: materialise the model first.")
-    if type(p).__name__ == "DTensor" or hasattr(p, "ds_id"):
-        raise InputError(f"{what} is sharded ({type(p).__name__}): sharded weights are not supported; pass whole ones.")
     if any(size > 1 and stride == 0 for size, stride in zip(p.shape, p.stride(), strict=True)):
         raise InputError(f"{what} is expanded, several entries are one number in memory: pass a .contiguous() copy.")
     if weight_decay and p.ndim >= 2 and p.dtype in (torch.float16, torch.bfloat16):
@@ -104,7 +104,8 @@ def same_tensor_once(params: Iterable[Any]) -> list[Any]:
         if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.numel() == 0:
             return True
         layout = (tuple(tensor.shape), tensor.stride())
-        earlier = seen.setdefault((tensor.device, tensor.data_ptr()), layout)
+        memory = id(tensor) if is_sharded(tensor) else tensor.data_ptr()
+        earlier = seen.setdefault((tensor.device, memory), layout)
         if earlier is not layout and earlier != layout:
             raise InputError(
                 f"params holds one memory as shape {earlier[0]} and as {layout[0]} (strides {earlier[1]} and "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import traceback
 
@@ -24,6 +25,21 @@ KINDS = {
     "five": {"directions": 5},
     "split": {"directions": 4, "data": "split"},
 }
+
+
+def start(world, jobs, folder, program=__file__):
+    """Run the jobs of a program like this one in `world` processes that meet in `folder`, which is returned."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    children = [
+        subprocess.Popen(
+            [sys.executable, program, str(rank), str(world), str(folder / "meeting"), *jobs],
+            stderr=subprocess.PIPE, env=environment,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    said = [child.communicate(timeout=300)[1].decode() for child in children]
+    assert all(child.returncode == 0 for child in children), "\n".join(said)
+    return folder
 
 
 def make(dtype=torch.float64):

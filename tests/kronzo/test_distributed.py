@@ -4,9 +4,6 @@ Few processes do many checks: starting one costs seconds. What they do stands in
 """
 
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import ranks
@@ -20,26 +17,14 @@ from kronzo.pretrain.config import from_dict
 KINDS = ["average", "directional", "normalized", "momentum", "one-sided", "lozo"]
 
 
-def start(world, jobs, folder):
-    command = [sys.executable, ranks.__file__]
-    meeting, environment = str(folder / "meeting"), os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    children = [
-        subprocess.Popen([*command, str(rank), str(world), meeting, *jobs], stderr=subprocess.PIPE, env=environment)
-        for rank in range(world)
-    ]
-    said = [child.communicate(timeout=300)[1].decode() for child in children]
-    assert all(child.returncode == 0 for child in children), "\n".join(said)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return start(2, ["data", "directions", "micro", "refusals"], tmp_path_factory.mktemp("two"))
+    return ranks.start(2, ["data", "directions", "micro", "refusals"], tmp_path_factory.mktemp("two"))
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    return start(4, ["data", "directions", "both", "refusals"], tmp_path_factory.mktemp("four"))
+    return ranks.start(4, ["data", "directions", "both", "refusals"], tmp_path_factory.mktemp("four"))
 
 
 def alone(kind, steps=8, **keywords):
