@@ -18,21 +18,15 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from measure import emit, torchzero_steps
 
 import kronzo
+from kronzo.pretrain.process import peak_bytes
 
 METHODS = ("kronzo", "lozo", "subzero", "tezo", "mezo")
 FIRST_ORDER = ("adamw", "adamw, checkpointing and chunked logits")
-
-
-def peak_bytes() -> int:
-    """Highest resident set since this program began; getrusage would count the parent's, too."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def child(what: str, layers: int, batch: int, tokens: int) -> None:
@@ -45,7 +39,7 @@ def child(what: str, layers: int, batch: int, tokens: int) -> None:
     warm = torch.nn.Parameter(torch.ones(4, 4))
     kronzo.KronZO([warm]).step(lambda: (warm @ warm).sum())
     torch.optim.AdamW([warm])
-    start = peak_bytes()
+    start = peak_bytes("cpu")
     model = GPT2(config("gpt2", layers=layers))
     x, y = torch.randint(0, 50257, (2, batch, tokens)).unbind()
 
@@ -69,7 +63,7 @@ def child(what: str, layers: int, batch: int, tokens: int) -> None:
             step = partial(opt.step, closure)
         for _ in range(2):
             step()
-    print(peak_bytes() - start, kept)
+    print(peak_bytes("cpu") - start, kept)
 
 
 def first_order(model: Any, what: str, x: Any, y: Any) -> None:

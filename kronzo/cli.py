@@ -14,6 +14,7 @@ from kronzo.errors import InputError
 from kronzo.pretrain import data_cli, glue_cli
 from kronzo.pretrain.doctor import find_spectra
 from kronzo.pretrain.replay_cli import replay
+from kronzo.pretrain.torchrun import check_command
 
 app = typer.Typer(
     name="kronzo",
@@ -46,6 +47,7 @@ def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
+    check_command(context.invoked_subcommand)
     if context.invoked_subcommand is None:
         from spectra.welcome import welcome
 
@@ -102,7 +104,8 @@ def pretrain(
         config, model=model, method=method, data=data, tokenizer=tokenizer, init=init, settings=set_ or ()
     )
     folder = out or launch.default_out(chosen, config)
-    typer.echo(launch.run(chosen, folder, fresh=fresh, progress=not quiet, tensorboard=tensorboard))
+    if line := launch.run(chosen, folder, fresh=fresh, progress=not quiet, tensorboard=tensorboard):
+        typer.echo(line)
 
 
 @app.command()

@@ -69,22 +69,26 @@ def default_out(config: Config, given: Path | None) -> Path:
 
 
 def run(config: Config, out: Path, *, fresh: bool = False, progress: bool = True, tensorboard: bool = False) -> str:
-    """Train in this process, with the config's number of threads, and return the outcome in a line."""
+    """Train in this process, with the number of threads of the config; the first one returns the outcome in a line."""
     import torch
 
     from kronzo.pretrain.loop import pretrain
     from kronzo.pretrain.resolve import check
+    from kronzo.pretrain.torchrun import place
 
     check(config)
     if config.threads:
         torch.set_num_threads(config.threads)
+    first = place()[0] == 0
     with ExitStack() as stack:
         watch = None
-        if tensorboard:
+        if tensorboard and first:
             from kronzo.integrations.tensorboard import Board
 
             watch = stack.enter_context(closing(Board(out))).update
         result = pretrain(config, out, fresh=fresh, progress=progress, watch=watch)
+    if not first:
+        return ""
     ending = " (diverged)" if result.diverged else ""
     return (
         f"{result.folder}: {result.steps} steps, {result.tokens} tokens, {result.token_forwards} token_forwards, "

@@ -200,6 +200,7 @@ class _Trainer:
             world=self.shards,
         )
         lr = self.optimizer.param_groups[0]["lr"]
+        steps.start_streams(self.config.seed, now.step, self.shard, self.shards)
         outcome = self.take_step(*self._to_device(x, y))
         self.schedule.step()
         now.step += 1

@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from kronzo.pretrain import optimizers
 from kronzo.pretrain.config import OptimizerConfig
 from kronzo.pretrain.gpt2 import GPT2
 from kronzo.pretrain.memory import DTYPES, Job, Stage, build_zeroth_order
+from kronzo.pretrain.process import peak_bytes, resident_bytes
 
 _SHORT = 8
 
@@ -37,7 +37,7 @@ def run(stage: str, job: Job) -> Stage:
             x, y = _batch(job)
             kept = model.hidden(x) if stage == "activations" else _loss(job, model, x, y)
     del kept
-    return Stage(_peak(job.device) - interpreter, interpreter, seconds)
+    return Stage(peak_bytes(job.device) - interpreter, interpreter, seconds)
 
 
 def _warmed(device: str) -> int:
@@ -53,17 +53,7 @@ def _warmed(device: str) -> int:
 
 def _held(device: str) -> int:
     """Bytes held now: allocated on a GPU, else resident."""
-    return torch.cuda.memory_allocated() if device == "cuda" else _status("VmRSS")
-
-
-def _peak(device: str) -> int:
-    """The most bytes held so far; getrusage would start from the peak of the parent process."""
-    return torch.cuda.max_memory_allocated() if device == "cuda" else _status("VmHWM")
-
-
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
+    return torch.cuda.memory_allocated() if device == "cuda" else resident_bytes("VmRSS")
 
 
 def _batch(job: Job) -> tuple[Tensor, Tensor]:

@@ -5,20 +5,35 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
 import torch
+
+from kronzo.pretrain.torchrun import place
 
 
 def peak_bytes(device: str) -> int:
     """Return the most memory held so far: allocated on a GPU, else the resident set of the process."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if (status := Path("/proc/self/status")).is_file():
+        return resident_bytes("VmHWM", status)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def resident_bytes(key: str, status: Path = Path("/proc/self/status")) -> int:
+    """Return what Linux says of the process's resident set: "VmRSS" now, "VmHWM" at most since the program began.
+
+    getrusage would start from the peak of the process that started this one.
+    """
+    lines = status.read_text(encoding="ascii", errors="replace").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
 
 
 def tell_warnings(say: Callable[[str], object]) -> None:
@@ -40,7 +55,7 @@ def tell_warnings(say: Callable[[str], object]) -> None:
 @contextmanager
 def processes(device: str) -> Iterator[None]:
     """Join the processes that torchrun has started, if it has: by NCCL on GPUs, one each, else by gloo."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or torch.distributed.is_initialized():
+    if place()[1] == 1 or torch.distributed.is_initialized():
         yield
         return
     on_gpu = device != "cpu" and torch.cuda.is_available()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -173,6 +174,16 @@ def share(config: Config, optimizer: Any) -> tuple[int, int]:
             "times slices times budget.accumulate: change one."
         )
     return team.shard, team.shards
+
+
+def start_streams(seed: int, step: int, shard: int, shards: int) -> None:
+    """Start a step's random streams where the batch is divided: every share has dropout masks of its own.
+
+    All processes that see the share, and a run that goes on, get the same. An undivided batch keeps the running stream.
+    """
+    if shards > 1:
+        words = np.random.SeedSequence(seed, spawn_key=(step, shard)).generate_state(1, np.uint64)
+        torch.manual_seed(int(words[0]))
 
 
 def passes_per_step(config: OptimizerConfig) -> int:

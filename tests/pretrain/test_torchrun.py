@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,7 @@ def assert_like_one_process(folder: Path, *settings: str) -> None:
 def test_two_ranks_with_half_the_batch_each_equal_one_process_and_go_on_after_a_stop(tmp_path: Path) -> None:
     done = start(tmp_path, 2, *SEARCH)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("validation loss") == 1
     assert_like_one_process(tmp_path, *SEARCH)
     assert json.loads((tmp_path / "ranks" / "manifest.json").read_text())["processes"] == 2
     for name in (str(STEPS), "9"):
@@ -63,6 +65,24 @@ def test_two_ranks_share_the_directions_within_the_budget(tmp_path: Path) -> Non
     metrics = read_metrics(tmp_path / "ranks")
     assert metrics["token_forwards"].iloc[-1] == 11 * 8 * 128 + 2 * 128 <= 12288
     assert list(metrics["sent_bytes"].iloc[2:]) == [8 * 5] * 10
+
+
+def test_dropout_of_shares_goes_on_after_a_stop_and_shared_directions_have_one_mask(tmp_path: Path) -> None:
+    data, together = tmp_path / "data", tmp_path / "together"
+    data.mkdir(), together.mkdir()
+    settings = ["optimizer.method=kronzo", "optimizer.directions=2", "optimizer.restore=snapshot", "model.dropout=0.2"]
+    assert start(data, 2, *settings).returncode == 0
+    before = weights_of(data / "ranks")
+    shutil.rmtree(data / "ranks" / "checkpoints" / str(STEPS))
+    (data / "ranks" / "result.json").unlink()
+    assert start(data, 2, *settings).returncode == 0
+    assert all(torch.equal(before[name], weight) for name, weight in weights_of(data / "ranks").items())
+
+    done = start(together, 2, *settings, "optimizer.extra.parallel=directions")
+    assert done.returncode == 0, done.stderr
+    pretrain(small_config(*BASE, *settings), together / "one", progress=False)
+    found, expected = weights_of(together / "ranks"), weights_of(together / "one")
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
 def test_first_order_in_several_processes_is_one_sentence(tmp_path: Path) -> None:
