@@ -28,6 +28,10 @@ from spectra.streaming import Stream
 from spectra.wrappers import closure_of, in_process_group, innermost, is_main_process, with_closure
 
 
+class NoGradients(InputError):
+    """The one error of an analysis that stops a training: it would record nothing, and says what to change."""
+
+
 class GradientRecorder:
     """Record the singular values of every layer's gradient at chosen optimizer steps.
 
@@ -256,7 +260,7 @@ class GradientRecorder:
         try:
             with self._meter.running(), torch.no_grad():
                 yield
-        except InputError:
+        except NoGradients:
             raise
         except Exception as error:
             self.error = error
@@ -302,7 +306,7 @@ class GradientRecorder:
             "backward() and before zero_grad(); pass the model in training and its optimizer, or call rec.step()"
         )
         if self.overhead.captures == 0:
-            raise InputError(message)
+            raise NoGradients(message)
         warnings.warn(message, stacklevel=2)
 
     def _keep(self, step: int, records: list[Record]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -84,10 +85,13 @@ class MicroBatches:
             self._half = {name: half for name, half in copies if is_main_process()}
 
     def factor(self, gradients: Gradients) -> float | None:
-        """Return what multiplied the gradients since the last backward (clipping, unscaling); None if unknown."""
+        """Return what multiplied the gradients since the last backward (clipping, unscaling); None if unknown.
+
+        NaN when a gradient was or is not finite: the halves then are NaN too, and the step has no noise null.
+        """
         if not self._norm:
             return None
-        return joint_norm(gradients) / self._norm
+        return joint_norm(gradients) / self._norm if math.isfinite(self._norm) else math.nan
 
     def halves(self, step: int, factor: float | None) -> dict[str, Tensor]:
         """Return the first half's gradients on the scale of the final ones; a warning and nothing when incomplete."""

@@ -64,7 +64,7 @@ def numbers(
         **metrics.compute(values, found.shape, epsilon(dtype)),
         **chance(*found.shape),
     }
-    if noise is not None:
+    if noise is not None and math.isfinite(largest_entry(noise)):
         record |= _nulls(values, singular_values(noise).values / scale, found.shape, tokens)
         # With S = matrix and N = noise the mean gradients of the halves are S + N and S - N.
         count = min(CROSS_VALUES, *found.shape)

@@ -248,6 +248,29 @@ def test_non_finite_gradients_leave_a_counted_row_and_training_goes_on():
         rec.run.values(0, "wpe.weight")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_non_finite_micro_batch_costs_the_noise_null_of_its_step_only(value, mended):
+    model, _ = make()
+    with spectra.GradientRecorder(model, every=1, split_half=2) as rec:
+        for step in range(3):
+            model.zero_grad()
+            for half in range(2):
+                (model.loss(batch(2 * step + half)) / 2).backward()
+                if step == 1:
+                    model.wpe.weight.grad[0, 0] = value
+                rec.micro_batch(tokens=4)
+            if mended:
+                model.wpe.weight.grad.nan_to_num_(0.0, 0.0, 0.0)
+            rec.step()
+    frame = rec.run.frame.set_index(["step", "layer"])
+    assert rec.error is None and rec.run.steps == [0, 1, 2]
+    assert frame.loc[(1, "wpe.weight"), "status"] == ("ok" if mended else "non-finite")
+    assert frame.loc[(1, "wte.weight"), "status"] == "ok"
+    assert frame.loc[1, "weyl_rank"].isna().all()
+    assert frame.loc[[(0, "wte.weight"), (2, "wte.weight")], "weyl_rank"].notna().all()
+
+
 def test_sparse_embeddings_and_conv_and_a_layer_used_twice():
     class Net(nn.Module):
         def __init__(self):
