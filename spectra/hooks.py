@@ -313,7 +313,6 @@ class GradientRecorder:
         if self._store is not None:
             self._store.append(step, records)
             return
-        self._parts = [part for part in self._parts if part.first != step]
         self._parts.append(Part(step, step, to_table(records)))
 
     def _refresh_inventory(self, layers: list[Layer]) -> None:

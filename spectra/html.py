@@ -25,6 +25,9 @@ MAX_LAYERS = 60
 POINTS = 80
 """Singular values drawn of each spectrum."""
 
+BACKED: dict[str, Any] = {"frameon": True, "framealpha": 0.85, "edgecolor": "none"}
+"""A legend that stays readable where lines pass behind it."""
+
 CSS = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; padding: 0 1rem 3rem; max-width: 76rem; color: #1a1a1a }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
@@ -139,7 +142,7 @@ def _spectra_figures(run: Run) -> list[str]:
             figure = Figure(figsize=(style.COLUMN, 2.5))
             axes = figure.subplots()
             plots.draw_spectra(axes, run, kind, points=POINTS)
-            axes.legend(title="step", loc="lower left")
+            axes.legend(title="step", loc="lower left", **BACKED)
         drawn.append(svg(figure, f"spectra {kind}"))
     return drawn
 
@@ -155,11 +158,13 @@ def _chooser(run: Run, layers: list[str], steps: list[int]) -> str:
     drawn = {layer: _layer_svg(run, layer, steps) for layer in chosen}
     layer_options = "".join(f"<option>{escape(layer)}</option>" for layer in chosen)
     step_options = '<option value="all">all</option>' + "".join(f"<option>{step}</option>" for step in steps)
+    halves = run.gradients()["weyl_rank"].notna().any()
+    dotted = '<p class="note">Dotted: the half-difference of the batch, which is noise.</p>' if halves else ""
     packed = json.dumps(drawn).replace("</", "<\\/")
     return (
         f'<label>layer <select id="layer">{layer_options}</select></label>'
         f'<label>step <select id="step">{step_options}</select></label>{left_out}'
-        f'<div class="row"><figure id="stage"></figure></div>'
+        f'<div class="row"><figure id="stage"></figure></div>{dotted}'
         f'<script type="application/json" id="plots">{packed}</script>'
     )
 
@@ -176,7 +181,7 @@ def _layer_svg(run: Run, layer: str, steps: list[int]) -> str:
             if step in frame.index:
                 _lines(axes, run, layer, step, color, bool(frame["weyl_rank"].notna().get(step)))
         axes.set(yscale="log", xlabel="index", ylabel="singular value", title=layer)
-        axes.legend(title="step", loc="lower left")
+        axes.legend(title="step", loc="lower left", **BACKED)
     return svg(figure, layer)
 
 

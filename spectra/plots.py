@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from spectra import style
@@ -138,9 +139,12 @@ def draw_over_time(axes: Axes, run: Run, metric: str) -> None:
         (line,) = axes.plot(mean.index, mean, color=color, label=f"{kind} ({rows['layer'].nunique()})")
         line.set(marker=style.MARKERS[kind], markevery=max(1, len(mean) // 10))
         axes.fill_between(mean.index, by_step.min(), by_step.max(), color=color, alpha=0.15, linewidth=0)
-    for step in run.frame.loc[run.frame["status"] == "non-finite", "step"].unique():
-        axes.axvline(step, color=style.COLORS["noise"], linewidth=0.8, linestyle=":")
+    stopped = run.frame[(run.frame["status"] == "non-finite") & (run.frame["quantity"] == "gradient")]
+    for number, step in enumerate(stopped["step"].unique()):
+        label = None if number else "non-finite"
+        axes.axvline(step, color=style.COLORS["noise"], linewidth=0.8, linestyle=":", label=label)
     axes.set(xlabel="step", title=LABELS[metric].figure)
+    axes.locator_params(axis="x", integer=True)
     if metric in RANKS:
         axes.set_ylim(bottom=0)
 
@@ -188,8 +192,9 @@ def scree(run: Run, layer: str, step: int | None = None) -> Figure:
         InputError: unknown layer or step, or no values there.
     """
     with style.journal():
-        figure = Figure(figsize=(style.COLUMN, 2.4))
+        figure = Figure(figsize=(style.COLUMN, 2.8))
         draw_scree(figure.subplots(), run, layer, run.steps[-1] if step is None else step)
+        figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
@@ -203,9 +208,8 @@ def draw_scree(axes: Axes, run: Run, layer: str, step: int) -> None:
     if pd.notna(row["weyl_rank"]):
         axes.plot(index, run.noise_values(step, layer), color=style.COLORS["noise"], label="half-difference (noise)")
         cross = run.cross_values(step, layer)
-        axes.plot(
-            index[: cross.size], np.where(cross > 0, cross, np.nan), ".", color=style.BLACK, label="cross-validated"
-        )
+        drawn = np.where(cross > 0, cross, np.nan)
+        axes.plot(index[: cross.size], drawn, ".", color=style.BLACK, label="cross-validated, if positive")
     chance = chance_values(int(row["rows"]), int(row["cols"]))
     norm = float(np.linalg.norm(values)) / max(float(np.linalg.norm(chance)), 1e-300)
     axes.plot(index, chance * norm, color=style.COLORS["chance"], linestyle="--", label="Gaussian, same norm")
@@ -213,7 +217,6 @@ def draw_scree(axes: Axes, run: Run, layer: str, step: int) -> None:
     _end_at_floor(axes)
     if pd.notna(row["weyl_rank"]):
         axes.axvline(row["weyl_rank"], color=style.GREY, linewidth=0.8, linestyle=":", label="Weyl rank")
-    axes.legend()
 
 
 def kronecker_against_plain(run: Run, step: int | None = None) -> Figure:
@@ -231,14 +234,15 @@ def kronecker_against_plain(run: Run, step: int | None = None) -> Figure:
     both = frame[(frame["step"] == at) & (frame["part"] == "")].pivot(
         index=["layer", "kind"], columns="quantity", values="participation_ratio"
     )
+    both = both.reset_index()
     if "kronecker" not in both:
         raise InputError("the run holds no Kronecker values; record it with also=['kronecker']")
     with style.journal():
         figure = Figure(figsize=(style.COLUMN, 2.6))
         axes = figure.subplots()
-        for kind, rows in both.groupby("kind"):
-            color, marker = style.COLORS[str(kind)], style.MARKERS[str(kind)]
-            axes.plot(rows["gradient"], rows["kronecker"], marker, color=color, label=str(kind))
+        for kind in present_kinds(both):
+            rows, color = both[both["kind"] == kind], style.COLORS[kind]
+            axes.plot(rows["gradient"], rows["kronecker"], style.MARKERS[kind], color=color, label=kind)
         limits = [1, 1.3 * float(np.nanmax(both[["gradient", "kronecker"]].to_numpy()))]
         axes.plot(limits, limits, color=style.COLORS["chance"], linestyle="--", linewidth=0.8)
         axes.set(xscale="log", yscale="log", xlabel="participation ratio of G", ylabel="participation ratio of R(G)")
@@ -262,15 +266,18 @@ def over_lags(run: Run) -> Figure:
     with style.journal():
         figure, panes = _panes(["overlap", "captured"])
         for axes, name in zip(panes, ["overlap", "captured"], strict=True):
-            for kind, rows in lags.groupby("kind"):
-                by_lag, color = rows.groupby("lag")[name], style.COLORS[str(kind)]
-                axes.plot(by_lag.mean(), color=color, marker=style.MARKERS[str(kind)], label=str(kind))
+            for kind in present_kinds(lags):
+                rows, color = lags[lags["kind"] == kind], style.COLORS[kind]
+                by_lag = rows.groupby("lag")[name]
+                axes.plot(by_lag.mean(), color=color, marker=style.MARKERS[kind], label=kind)
                 axes.fill_between(by_lag.mean().index, by_lag.min(), by_lag.max(), color=color, alpha=0.15, linewidth=0)
                 axes.plot(rows.groupby("lag")["chance"].mean(), color=color, linestyle="--", linewidth=0.8)
             axes.set(xlabel="steps between captures", ylim=(0, 1.02))
+            axes.locator_params(axis="x", integer=True)
         panes[0].set_title("overlap of leading subspaces")
         panes[1].set_title("energy captured by the earlier subspace")
-        figure.legend(*panes[0].get_legend_handles_labels(), loc="outside right upper")
+        chance = Line2D([], [], color=style.GREY, linestyle="--", linewidth=0.8, label="chance")
+        figure.legend(handles=[*panes[0].get_legend_handles_labels()[0], chance], loc="outside right upper")
     return figure
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 import spectra
 from spectra import InputError
+from spectra.layers import inventory
 from spectra.record import analyse
 
 
@@ -269,6 +270,35 @@ def test_a_non_finite_micro_batch_costs_the_noise_null_of_its_step_only(value, m
     assert frame.loc[(1, "wte.weight"), "status"] == "ok"
     assert frame.loc[1, "weyl_rank"].isna().all()
     assert frame.loc[[(0, "wte.weight"), (2, "wte.weight")], "weyl_rank"].notna().all()
+
+
+def test_halves_of_a_skipped_step_are_forgotten():
+    runs = []
+    for skipped in (0, 1):
+        model, _ = make()
+        with spectra.GradientRecorder(model, every=1, split_half=2) as rec:
+            for step in range(1 - skipped, 2):
+                model.zero_grad()
+                for half in range(2):
+                    model.loss(batch(2 * step + half)).backward()
+                    rec.micro_batch(tokens=4)
+            rec.step()
+        runs.append(rec.run)
+    assert set(runs[1].frame["micro_batches"]) == {2} and set(runs[1].frame["tokens"]) == {8}
+    np.testing.assert_array_equal(runs[0].noise_values(0, "wte.weight"), runs[1].noise_values(0, "wte.weight"))
+
+
+def test_a_loss_scale_is_divided_out_of_every_null():
+    model, _ = make()
+    layer = next(layer for layer, _ in inventory(model, "*") if layer.name == "wte.weight")
+    first, second = torch.randn(2, *model.wte.weight.shape)
+    (plain,) = analyse(layer, first + second, first)
+    (scaled,) = analyse(layer, 8 * (first + second), 8 * first, scale=8.0)
+    for name in ("values", "noise_values", "cross_values"):
+        np.testing.assert_allclose(scaled[name], plain[name], rtol=1e-12)
+    assert scaled["weyl_rank"] == plain["weyl_rank"] and scaled["signal_energy"] == pytest.approx(
+        plain["signal_energy"]
+    )
 
 
 def test_sparse_embeddings_and_conv_and_a_layer_used_twice():

@@ -79,7 +79,7 @@ def test_the_scree_shows_gradient_noise_cross_values_and_chance(everything):
     lines = {line.get_label(): line for line in axes.lines}
     np.testing.assert_allclose(lines["gradient"].get_ydata(), everything.values(2, layer))
     np.testing.assert_allclose(lines["half-difference (noise)"].get_ydata(), everything.noise_values(2, layer))
-    cross, drawn = everything.cross_values(2, layer), lines["cross-validated"].get_ydata()
+    cross, drawn = everything.cross_values(2, layer), lines["cross-validated, if positive"].get_ydata()
     np.testing.assert_allclose(drawn[cross > 0], cross[cross > 0])
     chance = lines["Gaussian, same norm"].get_ydata()
     assert np.linalg.norm(chance) == pytest.approx(np.linalg.norm(everything.values(2, layer)))
