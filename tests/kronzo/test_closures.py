@@ -95,3 +95,17 @@ def test_compiled_forwards_give_the_losses_of_eager_ones(what):
         assert got.item() == pytest.approx(wanted.item(), rel=1e-5)
     for p, q in zip(eager.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("rule", ["average", "normalized"])
+def test_a_rejected_step_leaves_weights_and_momentum(rule):
+    weight = torch.nn.Parameter(torch.randn(8, 6, dtype=torch.float64))
+    optimizer = kronzo.KronZO([weight], lr=1e-2, directions=2, rule=rule, momentum=0.9, restore="snapshot")
+    for _ in range(2):
+        optimizer.step(lambda: weight.square().sum())
+    kept = weight.detach().clone()
+    state = {name: value.clone() for name, value in optimizer.state[weight].items()}
+    optimizer.step(lambda: float("nan"))
+    assert not optimizer.last.accepted and torch.equal(weight, kept)
+    for name, value in state.items():
+        assert torch.equal(value, optimizer.state[weight][name])

@@ -9,6 +9,8 @@ from spectra_models import TinyLM, batch, train
 
 import spectra
 from spectra import InputError, kronecker_values, singular_triplets, singular_values, subspace
+from spectra.beside import Beside
+from spectra.layers import inventory
 
 LAYER = "block.mlp_in.weight"
 
@@ -125,3 +127,22 @@ def test_training_is_bitwise_the_same_with_everything_recorded():
         train(model, optimizer, range(4))
     for a, b in zip(plain.parameters(), model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_only_the_last_captures_are_followed(monkeypatch):
+    monkeypatch.setattr("spectra.beside.LAG_CAPTURES", 2)
+    run, *_ = record(["lags"], every=1)
+    lags = run.lags[run.lags["layer"] == LAYER]
+    assert sorted(lags.loc[lags["step"] == 5, "lag"]) == [1, 2]
+
+
+def test_a_loss_scale_is_divided_out_of_the_moments_of_a_large_rearrangement(monkeypatch):
+    monkeypatch.setattr("spectra.beside.LARGEST_REARRANGED", 20)
+    model = TinyLM()
+    layer = next(layer for layer, _ in inventory(model, "*") if layer.name == LAYER)
+    gradient = torch.randn_like(model.block.mlp_in.weight)
+    beside = Beside(["kronecker"], None)
+    (plain,) = beside.at_gradient(0, [(layer, gradient)], [], 1.0)
+    (scaled,) = beside.at_gradient(0, [(layer, 8 * gradient)], [], 8.0)
+    assert plain["status"] == "moments only"
+    assert scaled["frobenius_norm"] == pytest.approx(plain["frobenius_norm"], rel=1e-12)
