@@ -110,6 +110,8 @@ class OpenStep:
             here.leave(completed=False)
 
     def _join(self, closure: Callable[..., Any]) -> None:
+        if not callable(closure):
+            raise InputError(f"the closure is a {type(closure).__name__}: pass a function that returns the loss.")
         self.closures.append(Repeater(closure, self.devices, self.modules))
         self.active = self.closures[-1:]
 

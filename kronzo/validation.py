@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kronzo.errors import InputError
 from kronzo.sharded import check_placement, is_sharded
@@ -115,6 +115,8 @@ def same_tensor_once(params: Iterable[Any]) -> list[Any]:
 
     if isinstance(params, Tensor):
         raise InputError("params is one tensor: give a list of tensors, e.g. [weight] or model.parameters().")
+    if isinstance(params, nn.Module):
+        raise InputError(f"params is a module, {type(params).__name__}: give its .parameters().")
     items = list(params)
     if not items:
         raise InputError("params is empty: give at least one tensor, e.g. model.parameters().")
@@ -122,6 +124,8 @@ def same_tensor_once(params: Iterable[Any]) -> list[Any]:
         return [item for item in items if fresh(item)]
     groups = []
     for group in items:
+        if "params" not in group:
+            raise InputError(f'a group with the keys {sorted(group)} has no tensors: give them under "params".')
         inside = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
         groups.append({**group, "params": [item for item in inside if fresh(item)]})
     return groups

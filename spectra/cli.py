@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -130,6 +131,7 @@ def main() -> None:
     """Run the command; what a user can cause is one sentence and exit code 2."""
     from spectra.errors import InputError
 
+    before, warnings.formatwarning = warnings.formatwarning, lambda message, *place: f"spectra: warning: {message}\n"
     try:
         app()
     except InputError as error:
@@ -138,6 +140,8 @@ def main() -> None:
     except KeyboardInterrupt:
         typer.echo("spectra: stopped.", err=True)
         sys.exit(130)
+    finally:
+        warnings.formatwarning = before
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from spectra.layers import KINDS
 from spectra.null import chance_values
 from spectra.run import Run
 from spectra.schema import RANKS
-from spectra.tables import stages
+from spectra.tables import select, stages
 from spectra.terminal import shorten
 
 FLOOR = 1e-7
@@ -286,7 +286,7 @@ def gallery(run: Run, layer: str | None = None, step: int | None = None) -> dict
 
     Args:
         run: what to draw.
-        layer: of the scree figure; by default the middle layer of each kind.
+        layer: glob, a scree figure for each layer it matches; by default the middle layer of each kind.
         step: of the scree and Kronecker figures; the last one by default.
 
     Raises:
@@ -294,12 +294,14 @@ def gallery(run: Run, layer: str | None = None, step: int | None = None) -> dict
     """
     frame = run.gradients()
     figures = {"spectra": spectra(run), "ranks": over_time(run), "heatmap": heat_map(run)}
-    for kind in present_kinds(frame):
-        names = frame.loc[frame["kind"] == kind, "layer"].unique()
-        if layer is None:
+    if layer is None:
+        for kind in present_kinds(frame):
+            names = frame.loc[frame["kind"] == kind, "layer"].unique()
             figures[f"scree-{kind}"] = scree(run, str(names[len(names) // 2]), step)
-    if layer is not None:
-        figures["scree"] = scree(run, layer, step)
+    else:
+        chosen = select(run, layer, step, parts=True)["layer"].unique()
+        titles = ["scree"] if len(chosen) == 1 else [f"scree-{name}" for name in shorten(chosen.tolist(), 60)]
+        figures |= {title: scree(run, name, step) for title, name in zip(titles, chosen, strict=True)}
     quantities = set(run.frame["quantity"])
     if "kronecker" in quantities:
         figures["kronecker"] = kronecker_against_plain(run, step)

@@ -77,6 +77,19 @@ def test_sharded_parameters_by_name():
         kronzo.KronZO([p])
 
 
+def test_modules_groups_without_tensors_and_closures_that_are_none():
+    with pytest.raises(InputError, match=r"Linear.*\.parameters\(\)"):
+        kronzo.KronZO(nn.Linear(2, 2))
+    with pytest.raises(InputError, match=r"'param'.*\"params\""):
+        kronzo.KronZO([{"param": [weight()]}])
+    opt = kronzo.KronZO([w := weight()])
+    for call in (opt.step, opt.estimate):
+        with pytest.raises(InputError, match="the closure is a float"):
+            call(1.0)
+    assert torch.equal(w, weight()) and opt.param_groups[0]["step"] == 0
+    opt.step(lambda: w.sum())
+
+
 def test_params_that_are_no_parameters():
     for params in ([], weight(), [3], iter(())):
         with pytest.raises(InputError, match="params"):

@@ -1,6 +1,7 @@
 """The command: help without torch, every format, one sentence and exit code 2 on bad input."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,3 +81,13 @@ def test_bad_input_is_one_sentence_and_exit_code_2(store, words, expected, monke
     printed = capsys.readouterr()
     assert stopped.value.code == 2 and printed.out == ""
     assert printed.err.startswith("spectra: ") and expected in printed.err and printed.err.count("\n") == 1
+
+
+def test_a_corrupt_part_is_one_sentence_and_the_rest_is_served(store, tmp_path):
+    damaged = shutil.copytree(store, tmp_path / "spectra")
+    next((damaged / "parts").iterdir()).write_bytes(b"no parquet")
+    command = [sys.executable, "-c", "from spectra.cli import main; main()", "report", str(damaged)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("spectra: warning: part part-") and said.endswith("it is skipped")
+    assert "2 captures" in done.stdout

@@ -134,3 +134,11 @@ def test_every_method_and_kind_has_one_colour_and_marker_of_its_own():
     for group in (methods, ["embedding", "attention", "mlp", "other"]):
         assert len({style.COLORS[name] for name in group}) == len(group)
         assert len({style.MARKERS[name] for name in group}) == len(group)
+
+
+def test_a_glob_draws_a_scree_for_each_layer_it_matches(everything):
+    drawn = plots.gallery(everything, layer="block.mlp_*")
+    assert {name for name in drawn if name.startswith("scree")} == {"scree-block.mlp_in", "scree-block.mlp_out"}
+    assert "scree" in plots.gallery(everything, layer="wte")
+    with pytest.raises(InputError, match="did you mean"):
+        plots.gallery(everything, layer="wtee*")
