@@ -93,7 +93,8 @@ def save(figure: Figure, path: str | Path, about: str | None = None) -> list[Pat
 
     `about` goes into both, as the PNG's Description and the PDF's Subject.
     """
-    stem = Path(path).with_suffix("")
+    given = Path(path)
+    stem = given.with_suffix("") if given.suffix in (".png", ".pdf") else given
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, pdf = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".pdf")
     with journal():

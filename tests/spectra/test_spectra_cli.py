@@ -91,3 +91,8 @@ def test_a_corrupt_part_is_one_sentence_and_the_rest_is_served(store, tmp_path):
     (said,) = done.stderr.splitlines()
     assert said.startswith("spectra: warning: part part-") and said.endswith("it is skipped")
     assert "2 captures" in done.stdout
+
+
+def test_a_glob_over_layers_leaves_a_picture_of_each(store, tmp_path):
+    assert invoke("plot", store, "--layer", "block.mlp_*", "--out", tmp_path).exit_code == 0
+    assert {path.name for path in tmp_path.glob("scree*.png")} == {"scree-block.mlp_in.png", "scree-block.mlp_out.png"}
