@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,15 +12,9 @@ from figures.frames import complete, last_points
 from kronzo.pretrain.alignment import WHOLE
 from kronzo.pretrain.comparison import interval
 from kronzo.pretrain.findings import TIE
-from kronzo.pretrain.reported import REJECTED, reported
 from kronzo.pretrain.results import label_of
 from kronzo.pretrain.step_costs import FORWARDS
 from kronzo.pretrain.units import count, listing, nats, percent, signed
-
-LEVEL = 0.1
-"""Losses are level when they differ by less: in the paper their difference, here all of its interval."""
-
-HOLDS, FAILS, MIXED, OPEN = "holds", "does not hold", "differs between corpora", "not decided"
 
 
 @dataclass(frozen=True)
@@ -37,16 +31,6 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{signed(self.mean, 2)} ± {nats(self.half, 2)}"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A statement of the paper, its numbers, ours, and whether it holds here."""
-
-    statement: str
-    reported: str
-    here: str
-    verdict: str
 
 
 def finals(frame: pd.DataFrame) -> pd.DataFrame:
@@ -157,15 +141,26 @@ def _by(last: pd.DataFrame, column: str) -> str:
 def split(q5: pd.DataFrame) -> list[str]:
     """Question 5."""
     last = finals(q5)
-    one = difference(last, "kronzo-split", "kronzo-one")
-    same = difference(last, "kronzo-split", "kronzo-average")
-    q = int(last.loc[last["row"] == "kronzo-split", "directions"].iloc[0])
-    verdict = {-1: "better", 0: f"no different by more than its interval and {TIE}", 1: "worse"}[one.sign]
+    rows = last.drop_duplicates("row")
+    methods = [str(row["method"]) for _, row in rows.iterrows() if row["data"] == "split"]
+    q = int(rows.loc[rows["data"] == "split", "directions"].iloc[0])
+    one = {method: difference(last, f"{method}-split", f"{method}-one") for method in methods}
+    same = {method: difference(last, f"{method}-split", f"{method}-average") for method in methods}
     return [
         f"{q} directions on a slice of the batch each, less one direction on the whole batch, which draws and forwards "
-        f"as many tokens: {one}; splitting is {verdict}.",
-        f"Against {q} directions that share the batch, at equal token_forwards, it is {same}.",
+        f"as many tokens: {_each(one)}; splitting is {_signs(one)}.",
+        f"Against {q} directions that share the batch, at equal token_forwards: {_each(same)}; splitting is "
+        f"{_signs(same)}.",
     ]
+
+
+def _each(found: Mapping[str, Difference]) -> str:
+    return listing([f"{label_of(method)} {apart}" for method, apart in found.items()])
+
+
+def _signs(found: Mapping[str, Difference]) -> str:
+    signs = [apart.sign for apart in found.values()]
+    return f"clearly worse in {signs.count(1)} of {len(signs)} and clearly better in {signs.count(-1)}"
 
 
 def orders(q6: pd.DataFrame) -> list[str]:
@@ -233,57 +228,13 @@ def costs(q8: pd.DataFrame) -> list[str]:
     ]
 
 
-_ORDERS = (
-    ("kronzo", "directional", "kronzo", "average"),
-    ("lozo", "directional", "lozo", "average"),
-    ("mezo", "directional", "mezo", "average"),
-    ("kronzo", "directional", "lozo", "directional"),
-    ("kronzo", "directional", "mezo", "directional"),
-    ("kronzo", "average", "lozo", "average"),
-    ("kronzo", "average", "mezo", "average"),
-)
-
-
-def claims(q1: pd.DataFrame, q6: pd.DataFrame) -> list[Claim]:
-    """Return what the paper states, with its numbers and ours; decided by intervals over the seeds in each pane."""
-    lasts = [last for _, last in panes(q1)]
-    found = [_order(lasts, *order) for order in _ORDERS]
-    found.append(_order([last for _, last in panes(q6)], "adamw", "", "kronzo", "directional"))
-    shares = [1 - float(last.loc[last["row"] == "kronzo-directional", "acceptance_rate"].mean()) for last in lasts]
-    verdicts = [HOLDS if REJECTED / 2 <= share <= 2 * REJECTED else FAILS for share in shares]
-    statement = "the directional rule rejects about a tenth of KronZO's steps"
-    return [*found, Claim(statement, percent(REJECTED), "; ".join(map(percent, shares)), _together(verdicts))]
-
-
-def _together(verdicts: list[str]) -> str:
-    """The verdict of all panes: what is decided in some, unless they contradict each other."""
-    decided = {verdict for verdict in verdicts if verdict != OPEN}
-    return MIXED if len(decided) > 1 else decided.pop() if decided else OPEN
-
-
-def _order(lasts: list[pd.DataFrame], method: str, rule: str, other: str, other_rule: str) -> Claim:
-    rows = [f"{name}-{which}".removesuffix("-") for name, which in ((method, rule), (other, other_rule))]
-    theirs = [reported(method, rule).loss, reported(other, other_rule).loss]
-    apart = theirs[0] - theirs[1]
-    sign = 0 if abs(apart) < LEVEL else int(np.sign(apart))
-    here, verdicts = [], []
-    for last in lasts:
-        ours = difference(last, *rows)
-        level = abs(ours.mean) + ours.half < LEVEL
-        holds = level if sign == 0 else ours.sign == sign
-        verdicts.append(HOLDS if holds else FAILS if ours.sign else OPEN)
-        here.append(f"{nats(losses(last, rows[0]).mean(), 2)} against {nats(losses(last, rows[1]).mean(), 2)} ({ours})")
-    relation = ("ends below", "ends level with", "ends above")[sign + 1]
-    statement = f"{label_of(rows[0])} {relation} {label_of(rows[1])}"
-    paper = f"{theirs[0]:.2f} against {theirs[1]:.2f} ({signed(apart, 2)})"
-    return Claim(statement, paper, "; ".join(here), _together(verdicts))
-
-
 def at_edge(frame: pd.DataFrame) -> set[str]:
-    """Return the rows whose lr is an end of the list that was tried for them."""
-    tried: dict[str, set[float]] = {}
+    """Return the rows whose lr is an end of the list that was tried for them, on that model and corpus."""
+    keys = ["method", "model", "corpus"]
+    tried: dict[tuple[str, ...], list[float]] = {}
     for trial in (trial for each in frame.attrs["trials"] for trial in each):
-        tried.setdefault(trial["method"], set()).add(trial["lr"])
-    chosen = frame[frame["budget"] == "token_forwards"].drop_duplicates(["row", "lr"])[["row", "lr"]]
-    ends = {row: (min(rates), max(rates)) for row, rates in tried.items()}
-    return {row for row, lr in chosen.itertuples(index=False) if row in ends and lr in ends[row]}
+        tried.setdefault(tuple(trial[key] for key in keys), []).append(trial["lr"])
+    chosen = frame[frame["budget"] == "token_forwards"].drop_duplicates(["row", "lr", "model", "corpus"])
+    where = zip(chosen["row"], chosen["model"], chosen["corpus"], chosen["lr"])
+    return {row for row, *pane, lr in where for rates in [tried.get((row, *pane), [])]
+            if rates and lr in (min(rates), max(rates))}  # fmt: skip

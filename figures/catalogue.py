@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from figures import fig_memory, fig_questions, fig_rosenbrock, fig_spectra, tables
+from figures import fig_gpt2, fig_memory, fig_questions, fig_rosenbrock, fig_spectra, tables
 
 DRAWINGS = (
     *fig_spectra.DRAWINGS,
+    *fig_gpt2.DRAWINGS,
     *fig_rosenbrock.DRAWINGS,
     *fig_memory.DRAWINGS,
     *tables.DRAWINGS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ import pyarrow as pa
 
 import spectra
 from figures.compute import memory, rosenbrock, storage
+from kronzo.errors import InputError
 from kronzo.pretrain import results
-from kronzo.pretrain.config import from_toml, to_dict
+from kronzo.pretrain.config import Config, from_toml, to_dict
 from kronzo.pretrain.folder import MANIFEST
+from kronzo.pretrain.log import read_metrics
+from kronzo.pretrain.ngram import reference_losses
+from kronzo.pretrain.resolve import corpus_of
 from spectra.run import Part, Run
 from spectra.schema import SCHEMA, conform
 
-__all__ = ["memory", "reproduction", "rosenbrock", "spectra_of", "storage", "store_of"]
+__all__ = ["losses_of", "memory", "reproduction", "rosenbrock", "spectra_of", "storage", "store_of"]
 
 _KEPT = ["step", "layer", "kind", "part", "quantity", "rows", "cols", "tokens", "status"]
 _RANKS = ["stable_rank", "participation_ratio"]
@@ -44,6 +49,46 @@ def spectra_of(folder: str) -> pd.DataFrame:
     kept = kept.assign(values=pd.Series(values, dtype=object))
     kept.attrs |= about_run(Path(folder))
     return kept
+
+
+def losses_of(folders: Sequence[str]) -> pd.DataFrame:
+    """Return the evaluations of runs of `kronzo pretrain` that begin at the same weights and see the same batches.
+
+    Args:
+        folders: of the runs.
+
+    Returns:
+        Columns row, method, rule (None first order), seed, lr, directions, step, tokens, token_forwards, forwards,
+        seconds, peak_bytes, val_loss, unigram and bigram (of the windows that are evaluated), a row an evaluation.
+
+    Raises:
+        InputError: runs that differ in model, corpus, seed or batch.
+    """
+    configs = [from_toml(Path(folder)) for folder in folders]
+    for folder, config in zip(folders, configs):
+        same = replace(configs[0], optimizer=config.optimizer, budget=config.budget, spectra=config.spectra)
+        if config != same or config.budget.batch_size != configs[0].budget.batch_size:
+            raise InputError(f"{folder}: its model, data, seed or batch is not that of {folders[0]}; give runs alike.")
+    first = configs[0]
+    text, windows = corpus_of(first.data, show=False), (first.model.context or 0, first.evaluation.tokens)
+    parts = [_logged(folder, config) for folder, config in zip(folders, configs)]
+    frame = pd.concat(parts, ignore_index=True).assign(**reference_losses(text, windows=windows))
+    about = about_run(Path(folders[0]))
+    frame.attrs = about | {"config": [_from_here(to_dict(config)) for config in configs]}
+    return frame
+
+
+def _logged(folder: str, config: Config) -> pd.DataFrame:
+    optimizer = config.optimizer
+    known: dict[str, Any] = {
+        "row": optimizer.method,
+        "method": optimizer.method,
+        "rule": optimizer.rule,
+        "seed": config.seed,
+    }
+    known |= {"lr": optimizer.lr, "directions": optimizer.directions}
+    points = read_metrics(Path(folder)).dropna(subset=["val_loss"])[_LOGGED].assign(**known)
+    return points[[*known, *_LOGGED]].astype({"directions": "Int64"})
 
 
 def store_of(frame: pd.DataFrame) -> Run:

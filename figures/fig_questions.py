@@ -36,7 +36,9 @@ def _said_with_data(row: Row) -> str:
 def _said_varied(row: Row) -> str:
     value = row[str(row["varied"])]
     number = f"{value:g}" if isinstance(value, int | float | np.integer) else str(value)
-    return f"{number}, {row['rule']} ({percent(float(row['acceptance_rate']))} accepted)"
+    rule = f", {row['rule']}" if row["varied"] == "directions" else ""
+    searched = row["rule"] == "directional"
+    return f"{number}{rule}" + (f" ({percent(float(row['acceptance_rate']))} accepted)" if searched else "")
 
 
 def finals_table(said: Callable[[Row], str], frame: pd.DataFrame) -> pd.DataFrame:
@@ -46,7 +48,9 @@ def finals_table(said: Callable[[Row], str], frame: pd.DataFrame) -> pd.DataFram
 
 def varied_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Final validation losses, a pane for each setting that is varied."""
-    return dots_table(last_points(complete(frame).assign(pane=frame["varied"].str.replace("_", " "))), _said_varied)
+    last = last_points(complete(frame).assign(pane=frame["varied"].str.replace("_", " ")))
+    accepted = last.groupby(["varied", "row"])["acceptance_rate"].transform("mean")
+    return dots_table(last.assign(acceptance_rate=accepted), _said_varied)
 
 
 def finals_figure(table: Callable[[pd.DataFrame], pd.DataFrame], frame: pd.DataFrame) -> Figure:
@@ -56,7 +60,10 @@ def finals_figure(table: Callable[[pd.DataFrame], pd.DataFrame], frame: pd.DataF
 
 def rank_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Validation loss along the way by method and rank, a pane for each model and corpus."""
-    return curves_table(with_panes(complete(frame)), "token_forwards", _said, _kind_of_rank)
+    runs = with_panes(complete(frame)).sort_values(["method", "rank"], kind="stable", na_position="first")
+    order = list(with_panes(frame)["pane"].drop_duplicates())
+    table = curves_table(runs, "token_forwards", _said, _kind_of_rank)
+    return table.sort_values("pane", key=lambda panes: panes.map(order.index), kind="stable", ignore_index=True)
 
 
 def _kind_of_rank(row: Row) -> str:
@@ -104,7 +111,7 @@ def alignment_table(frame: pd.DataFrame) -> pd.DataFrame:
             marks = "points" if said["directions"] == fewest else "open"
             parts.append(points(str(kind), name, look_of(said), marks, x=layers["predicted"], y=layers["cosine"]))
         ends = [mean.to_numpy().min(), mean.to_numpy().max()]
-        parts.append(points(str(kind), "as predicted", "noise", "dotted", x=ends, y=ends))
+        parts.append(points(str(kind), "as predicted", "noise", "bare dotted", x=ends, y=ends))
     return pd.concat(parts, ignore_index=True)
 
 

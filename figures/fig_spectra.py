@@ -1,8 +1,12 @@
-"""fig1 to fig4: gradient spectra in fine-tuning and in pretraining, and their two ranks over the steps."""
+"""fig1 to fig4: gradient spectra in fine-tuning and in pretraining, and their two ranks over the steps.
+
+fig2-gpt2 to fig4-gpt2 are the same of GPT-2 small itself, in its first steps.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import partial
 
 import pandas as pd
@@ -10,6 +14,7 @@ from matplotlib.figure import Figure
 
 from figures.collect import store_of
 from figures.drawing import Drawing
+from figures.frames import corpus
 from kronzo.pretrain.units import count
 from spectra import plots, style
 from spectra.labels import LABELS
@@ -17,6 +22,10 @@ from spectra.tables import stages
 
 STAGES, BLOCKS, POINTS = 5, 3, 40
 TITLES = {"pretraining": "pretraining", "finetuning": "fine-tuning"}
+GPT2 = {"gpt2": "GPT-2 small, pretraining"}
+"""Name of the data -> what is said of it."""
+
+Titles = Mapping[str, str]
 _BLOCK = re.compile(r"\bh\.(\d+)\.")
 
 
@@ -55,10 +64,10 @@ def spectra_figure(frame: pd.DataFrame) -> Figure:
     return plots.spectra(store_of(rows), _stages(rows), points=POINTS)
 
 
-def ranks_table(metric: str, *frames: pd.DataFrame) -> pd.DataFrame:
+def ranks_table(metric: str, titles: Titles, *frames: pd.DataFrame) -> pd.DataFrame:
     """Mean, least and greatest over the layers of a kind against the step, a pane for each run."""
     parts = []
-    for title, frame in zip(TITLES.values(), frames):
+    for title, frame in zip(titles.values(), frames):
         rows = chosen(frame)
         for kind in plots.present_kinds(rows):
             layers = rows[rows["kind"] == kind]
@@ -69,12 +78,12 @@ def ranks_table(metric: str, *frames: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def ranks_figure(metric: str, *frames: pd.DataFrame) -> Figure:
+def ranks_figure(metric: str, titles: Titles, *frames: pd.DataFrame) -> Figure:
     """The same, by `spectra.plots.draw_over_time`."""
     with style.journal():
-        figure = Figure(figsize=(style.PAGE, 2.4))
+        figure = Figure(figsize=(style.PAGE * (1 if len(frames) > 1 else 0.72), 2.4))
         panes = figure.subplots(1, len(frames), squeeze=False, sharey=True)[0]
-        for axes, title, frame in zip(panes, TITLES.values(), frames):
+        for axes, title, frame in zip(panes, titles.values(), frames):
             plots.draw_over_time(axes, store_of(chosen(frame)), metric)
             axes.set(title=title, ylabel=LABELS[metric].figure if axes is panes[0] else "")
         figure.legend(*panes[0].get_legend_handles_labels(), loc="outside right upper", title="layers")
@@ -88,8 +97,8 @@ def _run(frame: pd.DataFrame) -> str:
     tokens = budget["batch_size"] * (model.get("context") or 0)
     return (
         f"a GPT-2 of {count(about['parameters'])} parameters ({model['layers']} blocks, width {model['width']}) on "
-        f"{about['corpus'][0]['source']}, {config['optimizer']['method']}, {budget['steps']} steps of {tokens} tokens, "
-        f"n = {len(about['seeds'])} seed"
+        f"{corpus(about['corpus'][0])}, {config['optimizer']['method']}, {budget['steps']} steps of {tokens} tokens "
+        f"({count(budget['steps'] * tokens)} in all), n = {len(about['seeds'])} seed"
     )
 
 
@@ -108,9 +117,9 @@ def spectra_caption(what: str, frame: pd.DataFrame) -> str:
     )
 
 
-def ranks_caption(metric: str, *frames: pd.DataFrame) -> str:
+def ranks_caption(metric: str, titles: Titles, *frames: pd.DataFrame) -> str:
     """Caption of fig3 and fig4, with what the last capture says."""
-    said = [f"{TITLES[name]}: {_run(frame)}, {_last(metric, frame)}" for name, frame in zip(TITLES, frames)]
+    said = [f"{title}: {_run(frame)}, {_last(metric, frame)}" for title, frame in zip(titles.values(), frames)]
     return (
         f"{LABELS[metric].figure.capitalize()} of the mini-batch gradient against the step; line: mean over the "
         f"matrices of a kind, band: least to greatest. {'. '.join(part[0].upper() + part[1:] for part in said)}. "
@@ -131,15 +140,22 @@ def _last(metric: str, frame: pd.DataFrame) -> str:
     )
 
 
-def _ranks(name: str, metric: str) -> Drawing:
-    return Drawing(
-        name, tuple(TITLES), partial(ranks_table, metric), partial(ranks_caption, metric), partial(ranks_figure, metric)
-    )
+def _spectra(name: str, data: str, what: str) -> Drawing:
+    return Drawing(name, (data,), spectra_table, partial(spectra_caption, what), spectra_figure)
+
+
+def _ranks(name: str, metric: str, titles: Titles) -> Drawing:
+    given = (metric, titles)
+    made = partial(ranks_table, *given), partial(ranks_caption, *given), partial(ranks_figure, *given)
+    return Drawing(name, tuple(titles), *made)
 
 
 DRAWINGS = (
-    Drawing("fig1", ("finetuning",), spectra_table, partial(spectra_caption, "fine-tuning"), spectra_figure),
-    Drawing("fig2", ("pretraining",), spectra_table, partial(spectra_caption, "pretraining"), spectra_figure),
-    _ranks("fig3", "stable_rank"),
-    _ranks("fig4", "participation_ratio"),
+    _spectra("fig1", "finetuning", "fine-tuning"),
+    _spectra("fig2", "pretraining", "pretraining"),
+    _ranks("fig3", "stable_rank", TITLES),
+    _ranks("fig4", "participation_ratio", TITLES),
+    _spectra("fig2-gpt2", "gpt2", "the first steps of pretraining GPT-2 small"),
+    _ranks("fig3-gpt2", "stable_rank", GPT2),
+    _ranks("fig4-gpt2", "participation_ratio", GPT2),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -33,6 +33,13 @@ def seeds(frame: pd.DataFrame) -> str:
     """Return "n = 3 seeds", as it stands in captions."""
     number = frame["seed"].nunique()
     return f"n = {number} seed{'s' if number != 1 else ''}"
+
+
+def corpus(about: Mapping[str, Any]) -> str:
+    """Return the name of a corpus with the first digits of its sha256, as it stands in captions."""
+    digest = about["sha256"]
+    first = next(iter(digest.values())) if isinstance(digest, Mapping) else digest
+    return f"{about['source']} (sha256 {first[:12]})"
 
 
 def look_of(row: Row) -> str:

@@ -39,7 +39,7 @@ def selected(parts: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
     Returns:
         The columns of `kronzo.pretrain.comparison.collect`, those further ones, unigram and bigram. `attrs` hold the
-        trials of the picked rows only.
+        trials of the picked rows only, each with its model and corpus.
     """
     tables: list[pd.DataFrame] = []
     trials: list[Any] = []
@@ -48,7 +48,9 @@ def selected(parts: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         frame = read_comparison(part["folder"])
         about[part["folder"]] = frame.attrs
         names = {row for row in frame["row"] for glob in part["rows"] if fnmatchcase(row, glob)}
-        trials += [trial for trial in frame.attrs["trials"] if trial["method"] in names and trial not in trials]
+        where = {key: part[key] for key in ("model", "corpus")}
+        picked = [trial | where for trial in frame.attrs["trials"] if trial["method"] in names]
+        trials += [trial for trial in picked if trial not in trials]
         lines = {line: frame.attrs["reference"][line] for line in ("unigram", "bigram")}
         columns = {key: value for key, value in part.items() if key not in _NOT_COLUMNS}
         frame.attrs = {}

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from figures import answers, store
+from figures import answers, claims, gpt2_answers, store
 from figures.drawing import DATA, ROOT
-from kronzo.pretrain.reported import SOURCE
+from kronzo.pretrain.reported import SOURCE, STEPS
 from kronzo.pretrain.units import count
 from spectra import report
 
 PAGE = ROOT.parent / "docs" / "RESULTS.md"
 _HOW = (
-    "Here, corpus by corpus in the order above: final validation losses, and the difference seed by seed with its 95 % "
-    "interval (Student's t); a difference inside its interval decides nothing, and level means that the whole interval "
-    f"is within {answers.LEVEL} nats. "
+    "Here: final validation losses, and the difference seed by seed with its 95 % interval (Student's t); a difference "
+    "inside its interval decides nothing, and level means that the whole interval is within "
+    f"{claims.LEVEL} nats. "
     "Every row has the lr that was best on another seed at a quarter of the budget, of as many trials as any other; "
     "no row has a `scale`. LOZO and SubZero keep their factors for five steps, as KronZO does, not for the 50 and 1000 "
     "of their papers. The machine was shared, so seconds are noisy; losses are not."
@@ -47,6 +47,17 @@ QUESTIONS = (
 )
 
 
+GPT2 = ("gpt2", "gpt2-loss")
+"""Names of the data of GPT-2 small itself: its spectra, and its losses under both orders."""
+
+_PICTURES = {
+    "gpt2-loss": "Zeroth order beside first order on GPT-2 small",
+    "fig2-gpt2": "Singular values of GPT-2 small's gradients",
+    "fig3-gpt2": "Their stable rank",
+    "fig4-gpt2": "Their participation ratio",
+}
+
+
 def page(frames: dict[str, pd.DataFrame]) -> str:
     """Return RESULTS.md.
 
@@ -58,28 +69,31 @@ def page(frames: dict[str, pd.DataFrame]) -> str:
         lines += [f"## {number}. {question.title}", ""]
         frame = frames.get(question.name)
         lines += _section(question, frame) if frame is not None else ["Not measured.", ""]
-    return "\n".join([*lines, *_closing(frames)]).rstrip("\n") + "\n"
+    return "\n".join([*lines, *_gpt2(frames), *_closing(frames)]).rstrip("\n") + "\n"
 
 
 def _head(frames: dict[str, pd.DataFrame]) -> list[str]:
     if "q1" not in frames or "q6" not in frames:
         return ["The comparison of rules and orders is not measured."]
     q1 = frames["q1"]
-    claims = answers.claims(q1, frames["q6"])
+    found = claims.claims(q1, frames["q6"])
     said = {
-        verdict: "; ".join(claim.statement for claim in claims if claim.verdict == verdict)
-        for verdict in (answers.HOLDS, answers.FAILS, answers.MIXED, answers.OPEN)
+        verdict: "; ".join(_said(claim) for claim in found if claim.verdict == verdict)
+        for verdict in (claims.HOLDS, claims.FAILS, claims.MIXED, claims.OPEN)
     }
     seeds, last = q1["seed"].nunique(), answers.finals(q1)
     budgets = " or ".join(sorted({count(float(value)) for value in last["token_forwards"].round(-4).unique()}))
     lines = [f"**{verdict.capitalize()}:** {text or 'nothing'}.\n" for verdict, text in said.items()]
-    table = pd.DataFrame(
-        [[c.statement, c.reported, c.here, c.verdict] for c in claims], columns=["claim", "reported", "here", "verdict"]
-    )
+    rows = [
+        [c.statement, c.reported, "; ".join(f"{pane}: {numbers}" for pane, (numbers, _) in c.here.items()), c.extent]
+        for c in found
+    ]
+    table = pd.DataFrame(rows, columns=["claim", "reported", "here", "verdict"])
     return [
-        f"Models of {', '.join(map(str, q1['model'].unique()))}; {', '.join(map(str, q1['corpus'].unique()))}; about "
-        f"{budgets} token_forwards a run, {seeds} seeds. The paper's runs are GPT-2 small for 10 000 steps, so these "
-        "answers are about the methods at a very small budget, not about its losses.",
+        f"Comparisons: {'; '.join((q1['corpus'] + ', ' + q1['model']).unique())}. A run has about "
+        f"{budgets} token_forwards; {seeds} seeds. The paper's runs are GPT-2 small for {STEPS} steps, so these "
+        "answers are about the methods at a very small budget, not about its losses. GPT-2 small itself in its first "
+        "steps stands below the questions.",
         "",
         *lines,
         report.markdown(table).rstrip("\n"),
@@ -87,6 +101,12 @@ def _head(frames: dict[str, pd.DataFrame]) -> list[str]:
         f"Reported: {SOURCE}. {_HOW} Of the rows in this table these chose an end of the list of rates, a wider one "
         f"may serve them better: {', '.join(sorted(answers.at_edge(q1))) or 'none'}.",
     ]
+
+
+def _said(claim: claims.Claim) -> str:
+    """A statement, with where it stands when not everywhere."""
+    where = claim.extent.removeprefix(claim.verdict).strip()
+    return f"{claim.statement} ({where})" if where else claim.statement
 
 
 def _section(question: Question, frame: pd.DataFrame) -> list[str]:
@@ -100,30 +120,32 @@ def _section(question: Question, frame: pd.DataFrame) -> list[str]:
 def _closing(frames: dict[str, pd.DataFrame]) -> list[str]:
     asked = [frames[name] for name in ("q1", "q3", "q4") if name in frames]
     edges = "; ".join(sorted(set[str]().union(*map(answers.at_edge, asked))))
-    sizes = set(frames["q1"]["model"]) if "q1" in frames else set()
-    missing = (
-        "" if len(sizes) > 1 else "A second size of the model is not measured; its grid is figures/grids/size.toml. "
-    )
     return [
         "## What these runs cannot say",
         "",
         f"Rates at an end of the list that was tried, over all questions: {edges or 'none'}.",
         "",
-        f"{missing}GPT-2 small itself is not run. Its configurations are figures/grids/gpt2-fo.toml and "
-        "figures/grids/gpt2-zo.toml; KRONZO_DATA names the folder of the OpenWebText sample:",
-        "",
-        "```sh",
-        "kronzo pretrain figures/grids/gpt2-fo.toml --out runs/gpt2/fo",
-        "kronzo pretrain figures/grids/gpt2-zo.toml --out runs/gpt2/zo",
-        "```",
-        "",
         "`python -m figures.results` writes this page from figures/data.",
     ]
 
 
+def _gpt2(frames: dict[str, pd.DataFrame]) -> list[str]:
+    """The runs of GPT-2 small itself."""
+    lines = ["## GPT-2 small itself", ""]
+    if not set(GPT2) <= set(frames):
+        return [*lines, "Not measured.", ""]
+    spectra, losses = (frames[name] for name in GPT2)
+    lines += [gpt2_answers.orders(losses), gpt2_answers.spectra(spectra), gpt2_answers.limits(losses), ""]
+    for name, title in _PICTURES.items():
+        lines += [f"![{title}](../figures/out/{name}.png)", ""]
+    made = ", ".join(f"`{line}`" for line in dict.fromkeys(map(str, losses.attrs["command"])))
+    return [*lines, f"Command: `python -m figures {' '.join(_PICTURES)} --rerun --preset laptop`. Runs: {made}.", ""]
+
+
 def read(folder: Path = DATA) -> dict[str, pd.DataFrame]:
-    """Return the data of the questions that are there."""
-    return {q.name: store.read(q.name, folder) for q in QUESTIONS if (folder / f"{q.name}.parquet").is_file()}
+    """Return the data of the questions and of GPT-2 small that are there."""
+    names = [*(question.name for question in QUESTIONS), *GPT2]
+    return {name: store.read(name, folder) for name in names if (folder / f"{name}.parquet").is_file()}
 
 
 def main() -> None:

@@ -62,26 +62,26 @@ def _grid(table: pd.DataFrame, columns: int, height: float, **shared: Any) -> tu
     return figure, dict(zip(names, panes))
 
 
-def _across(axes: Axes, rows: pd.DataFrame) -> None:
-    """A reference line over the whole pane, named at its end."""
+def _across(axes: Axes, rows: pd.DataFrame, named: bool = True) -> None:
+    """A reference line over the whole pane, named in the margin at its end."""
     line, name = rows.iloc[0], str(rows["series"].iloc[0])
     kind: dict[str, Any] = {"color": style.COLORS["noise"], "linewidth": 0.8, "linestyle": ":", "zorder": 0}
     if np.isnan(line["x"]):
         axes.axhline(line["y"], **kind)
-        axes.annotate(name, (1.0, line["y"]), (-2, 1.5), xycoords=("axes fraction", "data"),
-                      textcoords="offset points", ha="right", fontsize=6.5, color=style.GREY)  # fmt: skip
+        axes.annotate(name if named else "", (1.0, line["y"]), (2, 0), xycoords=("axes fraction", "data"),
+                      textcoords="offset points", va="center", fontsize=6.5, color=style.GREY)  # fmt: skip
     else:
         axes.axvline(line["x"], **kind)
         axes.annotate(name, (line["x"], 1.0), (0, 2), xycoords=("data", "axes fraction"),
                       textcoords="offset points", ha="center", fontsize=6.5, color=style.GREY)  # fmt: skip
 
 
-def draw_curves(axes: Axes, rows: pd.DataFrame) -> None:
-    """Add the series of one pane: lines or marks, with a band where there is one."""
+def draw_curves(axes: Axes, rows: pd.DataFrame, named: bool = True) -> None:
+    """Add the series of one pane: lines or marks, with a band where there is one; `named`: lines across it too."""
     for name, points in rows.groupby("series", sort=False):
         first = points.iloc[0]
         if points[["x", "y"]].isna().any(axis=None):
-            _across(axes, points)
+            _across(axes, points, named)
             continue
         kind = look(str(first["look"])) | _KINDS[str(first["kind"])]
         marks = max(1, len(points) // _MARKS) if kind["linestyle"] else 1
@@ -118,14 +118,27 @@ def curves(
     table = _checked(table)
     with style.journal():
         figure, panes = _grid(table, columns, 2.2, sharey="row" if share else False)
-        for name, axes in panes.items():
-            draw_curves(axes, table[table["pane"] == name])
-            axes.set(xscale=xscale, yscale=yscale, xlabel=xlabel, title=textwrap.fill(name, _TITLE))
+        lines = [_lines_across(table[table["pane"] == name]) for name in panes]
+        for at, (name, axes) in enumerate(panes.items()):
+            again = share and (at + 1) % columns > 0 and lines[at] in lines[at + 1 : at + 2]
+            draw_curves(axes, table[table["pane"] == name], named=not again)
+            axes.set(xscale=xscale, yscale=yscale, xlabel=xlabel, title=_title(name))
             first = not axes.get_subplotspec() or axes.get_subplotspec().is_first_col()  # type: ignore[union-attr]
             axes.set_ylabel(ylabel if first or not share else "")
             _ticks(axes)
         _legend(figure, panes)
     return figure
+
+
+def _lines_across(rows: pd.DataFrame) -> list[tuple[str, float]]:
+    """Name and height of each line across a pane."""
+    lines = rows[rows["x"].isna()]
+    return list(zip(lines["series"], lines["y"]))
+
+
+def _title(name: str) -> str:
+    """A title in lines that are short enough; "; " begins a new one."""
+    return "\n".join(textwrap.fill(part, _TITLE) for part in name.split("; "))
 
 
 def _ticks(axes: Axes) -> None:

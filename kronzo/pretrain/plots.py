@@ -116,9 +116,10 @@ def curves(frame: pd.DataFrame, reference: Mapping[str, float], *, wide: bool = 
 
 
 def few_ticks(axis: Axis) -> None:
-    """Label a logarithmic axis at 1, 2 and 5 times powers of ten, over one decade, else at the powers."""
+    """Label a logarithmic axis at 1, 2 and 5 times powers of ten, at 1 and 3 times over more, else at the powers."""
     low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 30 * low else (1.0,), numticks=8))
+    subs = (1.0, 2.0, 5.0) if high < 20 * low else (1.0, 3.0) if high < 200 * low else (1.0,)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=8))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: count(value) if value >= 1 else f"{value:g}"))
 

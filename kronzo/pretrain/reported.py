@@ -51,6 +51,9 @@ XL = (
 COMPRESSION = {"MeZO": 1.0, "LOZO, rank 4": 150.0, "KronZO": 650.0}
 """Numbers of a 2304 x 768 matrix for each one that a direction stores."""
 
+STEPS, STEP_TOKENS = 10_000, 32 * 1024
+"""Steps of a run of GPT-2 small, and tokens drawn in each."""
+
 UNTRAINED = 11.0
 """Loss before the first step, nats a token."""
 

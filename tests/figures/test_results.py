@@ -4,8 +4,10 @@ import pandas as pd
 import pytest
 from made_data import ABOUT, comparison
 
-from figures import answers, questions, results
-from figures.answers import FAILS, HOLDS, MIXED, OPEN, Difference
+from figures import answers, claims, collect, gpt2_answers, questions, results
+from figures.answers import Difference
+from figures.claims import FAILS, HOLDS, MIXED, OPEN
+from kronzo.errors import InputError
 from kronzo.pretrain import memory
 from kronzo.pretrain.config import from_dict
 from kronzo.pretrain.loop import pretrain
@@ -15,13 +17,14 @@ RULES = [
     for method in ("kronzo", "lozo", "subzero", "mezo")
     for rule in ("average", "directional")
 ]
+PANE = {"model": "nano", "corpus": "synthetic"}
 FIRST = [{"row": name, "method": "adamw", "rule": None} for name in ("adamw", "adamw-tokens")]
 
 
 def with_losses(rows, losses):
     """A comparison whose rows end at given losses, the seeds 0.01 apart."""
     frame = comparison(rows)
-    frame.attrs = ABOUT | {"trials": [[{"method": row["row"], "lr": 0.01} for row in rows]]}
+    frame.attrs = ABOUT | {"trials": [[PANE | {"method": row["row"], "lr": 0.01} for row in rows]]}
     ends = frame["row"].map(losses) + 0.01 * frame["seed"]
     return frame.assign(lr=0.01, val_loss=frame["val_loss"].where(frame["step"] < 100, ends))
 
@@ -34,7 +37,7 @@ def frames(directional=0.0, adamw=-1.0):
 
 
 def verdicts(found):
-    return {claim.statement: claim.verdict for claim in answers.claims(found["q1"], found["q6"])}
+    return {claim.statement: claim.verdict for claim in claims.claims(found["q1"], found["q6"])}
 
 
 def test_the_committed_page_is_that_of_the_data():
@@ -89,17 +92,47 @@ def test_a_row_that_diverged_on_a_seed_has_no_mean():
 
 def test_what_has_no_data_is_said_to_be_not_measured():
     page = results.page(frames())
-    assert page.count("Not measured.") == 6
+    assert page.count("Not measured.") == 7, "six questions and GPT-2 small"
     assert all(f"## {number}. " in page for number in range(1, 9))
     assert "not measured" in results.page({})
 
 
 def test_rates_at_an_end_of_their_list_are_named():
     frame = frames()["q1"].assign(lr=0.01)
-    frame.attrs = ABOUT | {"trials": [[{"method": "mezo-average", "lr": lr} for lr in (0.01, 0.02)]]}
+    for rates, named in (((0.01, 0.02), {"mezo-average"}), ((0.005, 0.01, 0.02), set())):
+        frame.attrs = ABOUT | {"trials": [[PANE | {"method": "mezo-average", "lr": lr} for lr in rates]]}
+        assert answers.at_edge(frame) == named
+
+
+def test_a_list_of_rates_counts_on_its_own_corpus_only():
+    frame = frames()["q1"].assign(lr=0.01)
+    elsewhere = [PANE | {"corpus": "another", "method": "mezo-average", "lr": lr} for lr in (0.001, 0.1)]
+    here = [PANE | {"method": "mezo-average", "lr": lr} for lr in (0.01, 0.02)]
+    frame.attrs = ABOUT | {"trials": [elsewhere + here]}
     assert answers.at_edge(frame) == {"mezo-average"}
-    frame.attrs = ABOUT | {"trials": [[{"method": "mezo-average", "lr": lr} for lr in (0.005, 0.01, 0.02)]]}
-    assert answers.at_edge(frame) == set()
+
+
+def test_a_claim_says_on_how_many_models_it_is_decided():
+    def claim(*verdicts):
+        return claims.Claim("", "", {str(at): ("", verdict) for at, verdict in enumerate(verdicts)})
+
+    assert (claim(HOLDS, HOLDS).verdict, claim(HOLDS, HOLDS).extent) == (HOLDS, HOLDS)
+    assert claim(HOLDS, OPEN).extent == f"{HOLDS} in 1 of 2"
+    assert (claim(HOLDS, FAILS, OPEN).verdict, claim(OPEN, OPEN).verdict) == (MIXED, OPEN)
+    assert claim(HOLDS, FAILS, OPEN).extent == f"{HOLDS} in 1 of 3, {FAILS} in 1 of 3"
+
+
+def test_both_orders_are_compared_after_as_many_forwards():
+    known = {"unigram": 7.0, "bigram": 6.0, "seed": 0}
+    points = [("adamw", 0, 0, 11.0), ("adamw", 10, 30, 8.0), ("adamw", 20, 60, 5.0),
+              ("kronzo", 0, 0, 11.0), ("kronzo", 10, 20, 10.5)]  # fmt: skip
+    frame = pd.DataFrame(
+        [known | {"row": m, "method": m, "step": step, "tokens": 8 * step, "forwards": f, "val_loss": loss}
+         for m, step, f, loss in points]
+    )  # fmt: skip
+    said = gpt2_answers.orders(frame)
+    assert "below the unigram line" in said and "a fall of 0.500 nats where AdamW had fallen 2.00" in said
+    assert "above the unigram line" in gpt2_answers.orders(frame.assign(unigram=4.0))
 
 
 def test_rows_are_picked_with_their_trials(tmp_path):
@@ -122,14 +155,30 @@ def test_rows_are_picked_with_their_trials(tmp_path):
     found = questions.selected(parts)
     assert found.groupby("corpus")["row"].nunique().to_dict() == {"synthetic": 4, "other": 1}
     assert len(found.attrs["trials"][0]) == 5
+    assert {trial["corpus"] for trial in found.attrs["trials"][0]} == {"synthetic", "other"}
     assert found.attrs["command"] == ["kronzo compare a.toml", "kronzo compare b.toml"]
 
 
-def test_cosines_are_measured_at_both_ends_of_a_run(tmp_path):
+def small_run(folder, method, seed=0):
     config = {"model": {"name": "nano", "context": 16, "layers": 1, "width": 16}, "data": {"source": "synthetic"},
-              "optimizer": {"method": "adamw", "lr": 0.01}, "budget": {"batch_size": 4, "steps": 8},
+              "optimizer": {"method": method, "lr": 0.01}, "budget": {"batch_size": 4, "steps": 8}, "seed": seed,
               "evaluation": {"points": 2, "tokens": 256}}  # fmt: skip
-    pretrain(from_dict(config), tmp_path / "run", progress=False)
+    pretrain(from_dict(config), folder, progress=False)
+    return str(folder)
+
+
+def test_losses_of_two_orders_begin_at_the_same_weights(tmp_path):
+    runs = [small_run(tmp_path / method, method) for method in ("adamw", "kronzo")]
+    found = collect.losses_of(runs)
+    starts = found[found["step"] == 0].set_index("method")["val_loss"]
+    assert starts["adamw"] == starts["kronzo"] and set(found["step"]) == {0, 8}
+    assert found[found["step"] == 8].set_index("method")["forwards"].to_dict() == {"adamw": 24, "kronzo": 16}
+    with pytest.raises(InputError, match="give runs alike"):
+        collect.losses_of([runs[0], small_run(tmp_path / "other", "kronzo", seed=1)])
+
+
+def test_cosines_are_measured_at_both_ends_of_a_run(tmp_path):
+    small_run(tmp_path / "run", "adamw")
     settings = [{"method": "kronzo", "directions": 2}, {"method": "lozo", "directions": 2, "rank": 1}]
     found = questions.alignments(
         str(tmp_path / "run"), model="nano", corpus="synthetic", settings=settings, seeds=[0, 1], batch_size=4
