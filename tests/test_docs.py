@@ -186,7 +186,8 @@ def test_python_blocks_run_one_after_the_other(page: Path, tmp_path: Path, monke
 @pytest.mark.extra
 @pytest.mark.filterwarnings("ignore")
 def test_blocks_that_need_transformers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("peft")
+    for library in ("peft", "lightning"):
+        pytest.importorskip(library)
     test_python_blocks_run_one_after_the_other(ROOT / "docs" / "huggingface.md", tmp_path, monkeypatch)
 
 
