@@ -25,9 +25,9 @@ blocks recomputed in the backward and its logits in chunks is the fair opponent.
 
 """
 _PREDICTION = """
-The prediction counts live tensors; allocators hold more, so leave a tenth. Weights in bfloat16 do not shrink KronZO:
-there and back does not cancel in bfloat16, a step keeps a copy of the weights (`restore="snapshot"`), and two copies at
-two bytes are one at four.
+The prediction counts live tensors and, for a backward on a CPU, what glibc's heap does not give back; leave a tenth all
+the same. Weights in bfloat16 do not shrink KronZO: there and back does not cancel in bfloat16, a step keeps a copy of
+the weights (`restore="snapshot"`), and two copies at two bytes are one at four.
 
 """
 _COST = """## What a step costs
@@ -62,7 +62,12 @@ def _largest(rows: Sequence[dict[str, Any]], budgets: Sequence[int]) -> str:
     cells = {(row["way"], row["budget"]): row for row in rows}
     body = [[way, *(_cell(cells[way, budget]) for budget in budgets if (way, budget) in cells)] for way in ways]
     none = "" if any(row["measured"] for row in rows) else "\nNone of these has been run so far: all are predicted.\n"
-    return table(["", *(f"{budget} GiB" for budget in budgets)], body) + none
+    over = [row for row in rows if row["measured"] and row["measured"] > row["budget"] * 2**30]
+    said = [
+        f"\n{row['way']} took more than its {row['budget']} GiB when it ran; {size(row['predicted'])} was predicted.\n"
+        for row in over
+    ]
+    return table(["", *(f"{budget} GiB" for budget in budgets)], body) + none + "".join(said)
 
 
 def _cell(row: dict[str, Any]) -> str:

@@ -16,8 +16,9 @@ import math
 import os
 import subprocess
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +41,8 @@ _WIDEST = 11
 """The same while a block runs without gradients: two streams, the norm's output, 4 w before and after the GELU."""
 _BACKWARD = 8
 """Gradients of the same that a block's backward holds at once."""
+_HEAP = 2**25
+"""Bytes from which glibc always gives an allocation pages of its own, which go back to the system when it is freed."""
 _USABLE = 0.8
 """Share of the free memory that a measurement may be predicted to take: allocators hold more than what is alive."""
 
@@ -111,14 +114,15 @@ class Parts:
     @property
     def peak(self) -> int:
         """Their sum."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(vars(self).values())
 
 
 def predict(job: Job) -> Parts:
     """Return the parts from the shapes alone; nothing is allocated.
 
     A first-order step peaks where its backward starts, with every activation and the gradient of the tied head, or
-    where it ends, with every gradient.
+    where it ends, with every gradient. On a CPU the heap has not shrunk by then: what
+    was freed between tensors that live on stays resident, all activations or, if more, a step's gradients and a block.
     """
     shape, itemsize, tokens = job.shape, DTYPES[job.dtype].itemsize, job.batch * job.context
     stream, head = tokens * shape.width * itemsize, shape.vocab_size * shape.width
@@ -133,15 +137,16 @@ def predict(job: Job) -> Parts:
     activations = (saved * shape.layers + 2) * stream + 4 * shape.layers * shape.heads * tokens
     block = (_SAVED + _BACKWARD) * stream
     starts = logits + 4 * head + (block if job.checkpoint_blocks else stream)
-    ends = weights + head * itemsize + block - activations
+    held = sum(p.numel() for p in parameters if p.numel() * itemsize < _HEAP) * itemsize
+    left = max(0, block + held - activations) if job.device == "cpu" else block - activations
+    ends = weights + head * itemsize + left
     return Parts(weights, optimizer, activations, logits, max(starts, ends) - logits)
 
 
 def _parameters(job: Job) -> list[torch.Tensor]:
     """The parameters without numbers; a block stands for all of them, so that large models are predicted at once."""
     one = gpt2.GPT2(replace(job.shape, layers=1), device="meta", dtype=DTYPES[job.dtype])
-    times = {True: job.shape.layers, False: 1}
-    return [p for name, p in one.named_parameters() for _ in range(times[name.startswith("h.")])]
+    return [p for name, p in one.named_parameters() for _ in range(job.shape.layers if name.startswith("h.") else 1)]
 
 
 def _logits(job: Job) -> int:
@@ -156,19 +161,17 @@ def _logits(job: Job) -> int:
 def _zeroth_order(job: Job, parameters: Sequence[torch.Tensor]) -> tuple[int, int]:
     """Bytes that a zeroth-order optimizer keeps between steps, and within one."""
     optimizer = build_zeroth_order(job, [torch.zeros(1)])
-    family = {p.shape: optimizer.family(p.shape) for p in parameters}
-    spaces = [(p, family[p.shape]) for p in parameters]
-    kept = sum(math.prod(shape) for _, space in spaces for shape in space.kept_shapes.values())
-    copies = needs_snapshot(optimizer.settings.restore, [p for p, _ in spaces])
-    weights = sum(p.numel() * p.element_size() for p, _ in spaces)
-    return 4 * kept + (weights if copies else 0), direction_budget(spaces, job.directions)
+    spaces = [(p, optimizer.family(p.shape)) for p in parameters]
+    kept = 4 * sum(math.prod(shape) for _, space in spaces for shape in space.kept_shapes.values())
+    if needs_snapshot(optimizer.settings.restore, parameters):
+        kept += sum(p.numel() * p.element_size() for p in parameters)
+    return kept, direction_budget(spaces, job.directions)
 
 
 def build_zeroth_order(job: Job, params: Iterable[Any]) -> kronzo.ZeroOrder:
     """Return the job's zeroth-order optimizer on parameters."""
-    method: Any = kronzo.METHODS[job.method]
-    optimizer: kronzo.ZeroOrder = method(params, lr=1e-7, directions=job.directions)
-    return optimizer
+    method: Callable[..., kronzo.ZeroOrder] = kronzo.METHODS[job.method]
+    return method(params, lr=1e-7, directions=job.directions)
 
 
 class Stage(NamedTuple):
@@ -200,36 +203,28 @@ def measure(job: Job, stage: str) -> Stage:
     return Stage(**json.loads(done.stdout))
 
 
-def measured(job: Job, told: Callable[[str], None] = lambda stage: None) -> tuple[Parts, int]:
+def measured(job: Job) -> tuple[Parts, int]:
     """Return the measured parts and the bytes of the interpreter.
 
     Cost: five processes, each of which builds the model.
     """
-    found, interpreter = {}, 0
-    for stage in STAGES:
-        told(stage)
-        found[stage], interpreter, _ = measure(job, stage)
-    weights = found["weights"]
-    optimizer = max(0, found["optimizer"] - weights)
-    activations = max(0, found["activations"] - weights)
-    logits = max(0, found["logits"] - max(weights, found["activations"]))
-    rest = found["peak"] - weights - optimizer - activations - logits
-    return Parts(weights, optimizer, activations, logits, rest), interpreter
+    stages = [measure(job, stage) for stage in STAGES]
+    weights, *beyond, peak = (stage.bytes for stage in stages)
+    optimizer, activations, logits = (max(0, each - weights) for each in beyond)
+    known = (weights, optimizer, activations, max(0, logits - activations))
+    return Parts(*known, peak - sum(known)), stages[-1].interpreter
 
 
 def largest_batch(job: Job, budget: int) -> int:
     """Return the most sequences whose predicted peak fits the budget in bytes, 0 when not even one does."""
 
-    def fits(batch: int) -> bool:
-        return predict(replace(job, batch=batch)).peak <= budget
+    def peak(batch: int) -> int:
+        return predict(replace(job, batch=batch)).peak
 
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    beyond = 1
+    while peak(beyond) <= budget:
+        beyond *= 2
+    return bisect_right(range(1, beyond), budget, key=peak)
 
 
 def available_bytes(device: str) -> int:
@@ -289,14 +284,13 @@ def as_json(found: Examination) -> str:
 
 def as_text(found: Examination, name: str) -> str:
     """Return predicted and measured parts side by side, in lines of at most 80 columns."""
-    job = found.job
-    parameters = gpt2.GPT2(job.shape, device="meta").num_parameters
+    job, parameters = found.job, gpt2.GPT2(found.job.shape, device="meta").num_parameters
     lines = [
         f"{name}, {count(parameters)} parameters: {job.batch} x {job.context} tokens, {job.method}, {job.dtype}, "
         f"{job.device}" + (", checkpointed" if job.checkpoint_blocks else ""),
         f"{'part':14}{'predicted':>12}{'measured':>12}",
     ]
-    for key in (*(field.name for field in fields(Parts)), "peak"):
+    for key in (*vars(found.predicted), "peak"):
         values = (size(getattr(parts, key)) if parts else MISSING for parts in (found.predicted, found.measured))
         lines.append(f"{key:14}" + "".join(f"{value:>12}" for value in values))
     if found.interpreter:

@@ -106,6 +106,18 @@ def test_a_stage_that_fails_says_why() -> None:
         memory.measure(Job(SMALL, context=64, device="cuda:7"), "weights")
 
 
+def test_only_a_cpu_keeps_what_was_freed_and_only_where_a_backward_ends() -> None:
+    job = Job(gpt2.config("gpt2"), 1, 1024, "adamw")
+    blocks, gradients = predict(job).activations, 4 * 12 * 7_087_872
+    on_gpu = predict(replace(job, device="cuda"))
+    assert predict(job).peak > on_gpu.peak + gradients and predict(job).activations == on_gpu.activations
+    assert predict(job).peak == 4 * predict(job).weights + blocks + 4 * 50304 * 768
+    recomputed = replace(job, checkpoint_blocks=True)
+    assert predict(recomputed).peak - predict(replace(recomputed, device="cuda")).peak > gradients
+    whole = replace(job, full_logits=True)
+    assert predict(whole) == predict(replace(whole, device="cuda")), "it peaks where the backward starts"
+
+
 @pytest.mark.slow
 def test_what_fresh_processes_take_is_near_the_prediction() -> None:
     job = Job(gpt2.GPT2Config(vocab_size=8192, context=256, layers=2, heads=8, width=512), 4, 256, "adamw")
