@@ -185,6 +185,18 @@ def orders(q6: pd.DataFrame) -> list[str]:
     ]  # fmt: skip
 
 
+def longer(reproduction: pd.DataFrame) -> str:
+    """What the one run of `kronzo reproduce`, of more parameters and token_forwards, adds to question 6."""
+    last = reproduction.groupby("row", sort=False).tail(1)
+    below = listing(sorted(set(last.loc[_below_unigram(last), "row"])))
+    ends = f"below the unigram line end {below}" if below else "no zeroth-order row ends below the unigram line"
+    return (
+        f"In `kronzo reproduce`, {count(float(last['parameters'].iloc[0]))} parameters, "
+        f"{count(float(last['token_forwards'].max()))} token_forwards and {last['seed'].nunique()} seed, {ends} "
+        f"({nats(float(last['unigram'].iloc[0]), 2)}); AdamW ends at {nats(losses(last, 'adamw').mean(), 2)}."
+    )
+
+
 def _below_unigram(last: pd.DataFrame) -> pd.Series:
     mean = last.groupby("row")["val_loss"].transform("mean")
     return (mean < last["unigram"] - TIE) & ~last["method"].isin(["adamw", "sgd"])

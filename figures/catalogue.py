@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figures import fig_gpt2, fig_memory, fig_questions, fig_rosenbrock, fig_spectra, tables
+from figures import fig_glue, fig_gpt2, fig_memory, fig_questions, fig_rosenbrock, fig_spectra, tables
 
 DRAWINGS = (
     *fig_spectra.DRAWINGS,
@@ -11,4 +11,5 @@ DRAWINGS = (
     *fig_memory.DRAWINGS,
     *tables.DRAWINGS,
     *fig_questions.DRAWINGS,
+    *fig_glue.DRAWINGS,
 )

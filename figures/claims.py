@@ -38,9 +38,11 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """What is decided wherever anything is, MIXED where models or corpora contradict each other."""
+        """What is decided on half of the models and corpora or more, MIXED where they contradict each other."""
         decided = self._decided()
-        return MIXED if len(set(decided)) > 1 else decided[0] if decided else OPEN
+        if len(set(decided)) > 1:
+            return MIXED
+        return decided[0] if decided and 2 * len(decided) >= len(self.here) else OPEN
 
     @property
     def extent(self) -> str:
@@ -48,7 +50,7 @@ class Claim:
         decided, number = self._decided(), len(self.here)
         if self.verdict == MIXED:
             return ", ".join(f"{verdict} in {decided.count(verdict)} of {number}" for verdict in dict.fromkeys(decided))
-        return self.verdict if len(decided) in (0, number) else f"{self.verdict} in {len(decided)} of {number}"
+        return self.verdict if len(decided) in (0, number) else f"{decided[0]} in {len(decided)} of {number}"
 
     def _decided(self) -> list[str]:
         return [verdict for _, verdict in self.here.values() if verdict != OPEN]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import spectra
 from figures.compute import memory, rosenbrock, storage
 from kronzo.errors import InputError
-from kronzo.pretrain import results
+from kronzo.pretrain import glue_report, results
 from kronzo.pretrain.config import Config, from_toml, to_dict
 from kronzo.pretrain.folder import MANIFEST
 from kronzo.pretrain.log import read_metrics
@@ -23,7 +23,7 @@ from kronzo.pretrain.resolve import corpus_of
 from spectra.run import Part, Run
 from spectra.schema import SCHEMA, conform
 
-__all__ = ["losses_of", "memory", "reproduction", "rosenbrock", "spectra_of", "storage", "store_of"]
+__all__ = ["glue_scores", "losses_of", "memory", "reproduction", "rosenbrock", "spectra_of", "storage", "store_of"]
 
 _KEPT = ["step", "layer", "kind", "part", "quantity", "rows", "cols", "tokens", "status"]
 _RANKS = ["stable_rank", "participation_ratio"]
@@ -89,6 +89,48 @@ def _logged(folder: str, config: Config) -> pd.DataFrame:
     known |= {"lr": optimizer.lr, "directions": optimizer.directions}
     points = read_metrics(Path(folder)).dropna(subset=["val_loss"])[_LOGGED].assign(**known)
     return points[[*known, *_LOGGED]].astype({"directions": "Int64"})
+
+
+def glue_scores(folders: Sequence[str], pretrained: str) -> pd.DataFrame:
+    """Return the scores of `kronzo glue`.
+
+    Args:
+        folders: of its results, on different tasks.
+        pretrained: folder of the first-order backbone, whose shape and corpus all have.
+
+    Returns:
+        Columns task, backbone, method ("noise" of those without one), first_order, seed, score (mean of the task's
+        metrics, in [-1, 1]), power, lr, train_rows (those that were trained on), tokens, token_forwards and val_loss
+        of the pretraining; a row for each task, backbone and seed.
+    """
+    parts, recipes = [], []
+    for folder in folders:
+        found = json.loads((Path(folder) / "glue.json").read_text(encoding="utf-8"))
+        known = {one["name"]: one for one in found["backbones"]}
+        table = glue_report.frame(found)
+        power = dict(table.loc[table["power"] != "", ["task", "power"]].to_numpy().tolist())
+        recipes.append(found["recipe"] | {"seeds": found["seeds"]})
+        for result in found["results"]:
+            one = known.get(result["backbone"], {})
+            rows = int(found["tasks"][result["task"]]["train"].split()[0])
+            about = {key: one.get(key) for key in ("tokens", "token_forwards", "val_loss")}
+            parts.append(
+                {
+                    "task": result["task"],
+                    "backbone": result["backbone"],
+                    "method": one.get("method", "noise"),
+                    "first_order": bool(one.get("first_order", False)),
+                    "seed": result["seed"],
+                    "score": result["headline"],
+                    "power": power[result["task"]],
+                    "lr": result["lr"],
+                    "train_rows": min(rows, found["recipe"]["train_rows"] or rows),
+                }
+                | about
+            )
+    frame = pd.DataFrame(parts)
+    frame.attrs = about_run(Path(pretrained)) | {"seeds": sorted(map(int, frame["seed"].unique())), "glue": recipes}
+    return frame
 
 
 def store_of(frame: pd.DataFrame) -> Run:

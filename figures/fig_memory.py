@@ -41,16 +41,22 @@ def make(frame: pd.DataFrame) -> Figure:
 def caption(frame: pd.DataFrame) -> str:
     """The caption, with how far prediction and measurement lie apart."""
     config = frame.attrs["config"]
-    both = frame.pivot(index=["model", "label"], columns="source", values="bytes").dropna()
-    apart = (both["predicted"] / both["measured"] - 1).abs().max() if len(both) else float("nan")
+    both = frame.pivot(index=["model", "label"], columns="source", values="bytes")
+    both = both.reindex(columns=["predicted", "measured"]).dropna()
+    apart = (both["predicted"] / both["measured"] - 1).abs().max()
     models = frame.drop_duplicates("model")
     measured = frame.loc[frame["source"] == "measured", "model"].unique()
     return (
         f"Peak memory of one training step at {config['batch']} x {config['context']} tokens, from "
         f"{models['model'].iloc[0]} ({count(models['parameters'].min())}) to {models['model'].iloc[-1]} "
-        f"({count(models['parameters'].max())}). Lines are computed from the shapes; hollow marks were measured, as "
-        f"the peak resident set of a fresh process above its interpreter, on {' and '.join(measured)}, at n = "
-        f"{len(both)} points, where the two differ by {100 * apart:.0f} % at most. Weights in float32 unless the name "
+        f"({count(models['parameters'].max())}). Lines are computed from the shapes; "
+        + (
+            "hollow marks were measured, as the peak resident set of a fresh process above its interpreter, on "
+            f"{' and '.join(measured)}, at n = {len(both)} points, where the two differ by {100 * apart:.0f} % at most."
+            if len(both)
+            else "nothing was measured, n = 0 points."
+        )
+        + " Weights in float32 unless the name "
         f"says bf16, whose steps keep a copy of the weights. The most a zeroth-order line needs, as a share of AdamW's "
         f"at the same size, is {100 * _share(frame):.0f} %."
     )

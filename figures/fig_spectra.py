@@ -20,7 +20,7 @@ from spectra import plots, style
 from spectra.labels import LABELS
 from spectra.tables import stages
 
-STAGES, BLOCKS, POINTS = 5, 3, 40
+STAGES, BLOCKS, POINTS = 5, 3, 80
 TITLES = {"pretraining": "pretraining", "finetuning": "fine-tuning"}
 GPT2 = {"gpt2": "GPT-2 small, pretraining"}
 """Name of the data -> what is said of it."""
@@ -135,8 +135,8 @@ def _last(metric: str, frame: pd.DataFrame) -> str:
     share, chance = rows[metric] / side, rows[f"chance_{metric}"] / side
     by_step = share.groupby(rows["step"]).mean()
     return (
-        f"from {100 * by_step.iloc[0]:.0f} % to {100 * by_step.iloc[-1]:.0f} % of the smaller side over attention and "
-        f"MLP matrices (a Gaussian matrix: {100 * chance.mean():.0f} %)"
+        f"from {100 * by_step.iloc[0]:.2g} % to {100 * by_step.iloc[-1]:.2g} % of the smaller side over attention and "
+        f"MLP matrices (a Gaussian matrix: {100 * chance.mean():.2g} %)"
     )
 
 

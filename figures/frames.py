@@ -65,18 +65,21 @@ def across(pane: str, name: str, *, x: float = float("nan"), y: float = float("n
     return points(pane, name, "noise", x=[x], y=[y])
 
 
-def dots_table(frame: pd.DataFrame, name: Callable[[Row], str], value: str = "val_loss") -> pd.DataFrame:
+def dots_table(
+    frame: pd.DataFrame, name: Callable[[Row], str], value: str = "val_loss", *, greatest_first: bool = False
+) -> pd.DataFrame:
     """Return what `kronzo.pretrain.panels.dots` draws: mean, 95 % interval and seeds of each row, best on top.
 
     Args:
         frame: a row a run, with a column pane.
         name: row -> what stands beside its dots.
         value: the column that is drawn.
+        greatest_first: whether the greatest mean is the best; the least one is unless told so.
     """
     parts = []
     for pane, runs in frame.groupby("pane", sort=False):
         rows = [(interval(group[value].tolist()), group) for _, group in runs.groupby("row", sort=False)]
-        for at, ((mean, half), group) in enumerate(sorted(rows, key=lambda row: row[0][0])):
+        for at, ((mean, half), group) in enumerate(sorted(rows, key=lambda row: row[0][0], reverse=greatest_first)):
             first, said = group.iloc[0], name(group.iloc[0])
             bar: dict[str, Any] = {"low": [mean - half], "high": [mean + half]}
             parts.append(points(str(pane), said, look_of(first), x=[mean], y=[float(at)], **bar))

@@ -90,7 +90,8 @@ def _bands(axes: Axes) -> list[Float]:
 def _range(vertices: Float, want: Float) -> Float:
     """(points, 2): the range of a band at each x of the table, or of a bar along its direction."""
     if len(want) == 1 and len(vertices) == 2:
-        along = int(vertices[0, 0] == vertices[1, 0])
+        length_zero = bool((vertices[0] == vertices[1]).all())
+        along = int(want[0, 2] != want[0, 0] if length_zero else vertices[0, 0] == vertices[1, 0])
         return np.sort(vertices[:, along])[None]
     at = [vertices[np.isclose(vertices[:, 0], x, rtol=1e-12, atol=0), 1] for x in want[:, 0]]
     return np.array([[ys.min(), ys.max()] if ys.size else [math.nan, math.nan] for ys in at])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from figures import answers, claims, gpt2_answers, store
+from figures import answers, claims, glue_answers, gpt2_answers, store
 from figures.drawing import DATA, ROOT
 from kronzo.pretrain.reported import SOURCE, STEPS
 from kronzo.pretrain.units import count
@@ -69,7 +69,9 @@ def page(frames: dict[str, pd.DataFrame]) -> str:
         lines += [f"## {number}. {question.title}", ""]
         frame = frames.get(question.name)
         lines += _section(question, frame) if frame is not None else ["Not measured.", ""]
-    return "\n".join([*lines, *_gpt2(frames), *_closing(frames)]).rstrip("\n") + "\n"
+        if question.name == "q6" and "reproduction" in frames:
+            lines += [answers.longer(frames["reproduction"]), ""]
+    return "\n".join([*lines, *_gpt2(frames), *_glue(frames), *_closing(frames)]).rstrip("\n") + "\n"
 
 
 def _head(frames: dict[str, pd.DataFrame]) -> list[str]:
@@ -142,9 +144,20 @@ def _gpt2(frames: dict[str, pd.DataFrame]) -> list[str]:
     return [*lines, f"Command: `python -m figures {' '.join(_PICTURES)} --rerun --preset laptop`. Runs: {made}.", ""]
 
 
+def _glue(frames: dict[str, pd.DataFrame]) -> list[str]:
+    """Whether what was pretrained without backprop serves downstream."""
+    lines = ["## GLUE: transfer", ""]
+    if "glue" not in frames:
+        return [*lines, "Not measured.", ""]
+    found = frames["glue"]
+    made = ", ".join(f"`{line}`" for line in dict.fromkeys(map(str, found.attrs["command"])))
+    picture = "![Scores on GLUE](../figures/out/glue.png)"
+    return [*lines, *glue_answers.transfer(found), "", picture, "", f"Runs: {made}.", ""]
+
+
 def read(folder: Path = DATA) -> dict[str, pd.DataFrame]:
-    """Return the data of the questions and of GPT-2 small that are there."""
-    names = [*(question.name for question in QUESTIONS), *GPT2]
+    """Return the data that are there."""
+    names = [*(question.name for question in QUESTIONS), *GPT2, "reproduction", "glue"]
     return {name: store.read(name, folder) for name in names if (folder / f"{name}.parquet").is_file()}
 
 

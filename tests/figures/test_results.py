@@ -1,10 +1,13 @@
 """docs/RESULTS.md: the committed page is that of the data, and its sentences turn with the numbers."""
 
+import json
+
+import matplotlib.pyplot
 import pandas as pd
 import pytest
 from made_data import ABOUT, comparison
 
-from figures import answers, claims, collect, gpt2_answers, questions, results
+from figures import answers, claims, collect, fig_glue, glue_answers, gpt2_answers, questions, readback, results
 from figures.answers import Difference
 from figures.claims import FAILS, HOLDS, MIXED, OPEN
 from kronzo.errors import InputError
@@ -92,7 +95,7 @@ def test_a_row_that_diverged_on_a_seed_has_no_mean():
 
 def test_what_has_no_data_is_said_to_be_not_measured():
     page = results.page(frames())
-    assert page.count("Not measured.") == 7, "six questions and GPT-2 small"
+    assert page.count("Not measured.") == 8, "six questions, GPT-2 small and GLUE"
     assert all(f"## {number}. " in page for number in range(1, 9))
     assert "not measured" in results.page({})
 
@@ -117,7 +120,8 @@ def test_a_claim_says_on_how_many_models_it_is_decided():
         return claims.Claim("", "", {str(at): ("", verdict) for at, verdict in enumerate(verdicts)})
 
     assert (claim(HOLDS, HOLDS).verdict, claim(HOLDS, HOLDS).extent) == (HOLDS, HOLDS)
-    assert claim(HOLDS, OPEN).extent == f"{HOLDS} in 1 of 2"
+    assert (claim(HOLDS, OPEN).verdict, claim(HOLDS, OPEN).extent) == (HOLDS, f"{HOLDS} in 1 of 2")
+    assert (claim(HOLDS, OPEN, OPEN).verdict, claim(HOLDS, OPEN, OPEN).extent) == (OPEN, f"{HOLDS} in 1 of 3")
     assert (claim(HOLDS, FAILS, OPEN).verdict, claim(OPEN, OPEN).verdict) == (MIXED, OPEN)
     assert claim(HOLDS, FAILS, OPEN).extent == f"{HOLDS} in 1 of 3, {FAILS} in 1 of 3"
 
@@ -177,6 +181,49 @@ def test_losses_of_two_orders_begin_at_the_same_weights(tmp_path):
         collect.losses_of([runs[0], small_run(tmp_path / "other", "kronzo", seed=1)])
 
 
+def glue_frame(first, searched, random):
+    scores = {"fo": ("adamw", True, first), "kronzo": ("kronzo", False, searched), "random": ("noise", False, random)}
+    rows = [
+        {"task": "sst2", "backbone": name, "method": method, "first_order": fo, "seed": seed, "score": score + jitter,
+         "power": "power" if first > random else "no power", "lr": 1e-3, "train_rows": 64,
+         "tokens": 10, "token_forwards": 20, "val_loss": None if name == "random" else 3.0}
+        for name, (method, fo, score) in scores.items() for seed, jitter in enumerate((-0.01, 0.0, 0.01))
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows).astype({"val_loss": float})
+    frame.attrs = ABOUT | {"parameters": 1000, "seeds": [0, 1, 2]}
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("searched", "verdict"), [(0.9, "on GLUE holds"), (0.5, "does not hold"), (0.87, "on GLUE holds")]
+)
+def test_transfer_is_judged_on_tasks_with_power(searched, verdict):
+    assert verdict in glue_answers.transfer(glue_frame(0.9, searched, 0.5))[-1]
+    assert "Of 1 tasks none" in glue_answers.transfer(glue_frame(0.5, searched, 0.5))[-1]
+
+
+def test_scores_of_glue_carry_power_and_the_rows_trained_on(tmp_path):
+    pretrained = small_run(tmp_path / "fo", "adamw")
+    known = {"beside": "random", "first_order": True, "method": "adamw"}
+    results = [
+        {"task": "wnli", "backbone": name, "seed": seed, "lr": lr, "diverged": False, "headline": score + 0.01 * seed,
+         "scores": {"accuracy": score}}
+        for name, lr, score in (("majority", None, 0.5), ("random", 0.1, 0.5), ("fo", 0.1, 0.9)) for seed in (0, 1)
+    ]  # fmt: skip
+    found = {
+        "recipe": {"train_rows": 100}, "seeds": 2, "tasks": {"wnli": {"train": "635 rows [train.tsv]"}},
+        "backbones": [{"name": "random", "beside": "random", "first_order": False}, {"name": "fo", **known}],
+        "results": results,
+    }  # fmt: skip
+    (tmp_path / "glue").mkdir()
+    (tmp_path / "glue" / "glue.json").write_text(json.dumps(found))
+    scores = collect.glue_scores([str(tmp_path / "glue")], pretrained)
+    assert set(scores["power"]) == {"power"} and set(scores["train_rows"]) == {100}
+    assert scores.groupby("backbone")["method"].first().to_dict() == {
+        "fo": "adamw", "majority": "noise", "random": "noise"
+    }  # fmt: skip
+
+
 def test_cosines_are_measured_at_both_ends_of_a_run(tmp_path):
     small_run(tmp_path / "run", "adamw")
     settings = [{"method": "kronzo", "directions": 2}, {"method": "lozo", "directions": 2, "rank": 1}]
@@ -200,3 +247,14 @@ def test_costs_have_every_part_of_time_and_memory(monkeypatch):
     held = found.dropna(subset=["bytes"])
     assert held.groupby("method")["bytes"].sum().to_dict() == pytest.approx({"adamw": 10, "kronzo": 10})
     assert pd.isna(found.loc[found["method"] == "adamw", "directions"]).all()
+
+
+def test_a_bar_of_no_length_is_read_back_and_a_moved_one_is_seen():
+    frame = glue_frame(0.9, 0.6, 0.5)
+    level = frame.assign(score=frame["score"].where(frame["backbone"] != "kronzo", 0.6))
+    table = fig_glue.glue_table(level)
+    figure = fig_glue.glue_figure(level)
+    assert readback.differences(figure, table) == []
+    bar = (table["series"] == "KronZO") & table["low"].notna()
+    assert readback.differences(figure, table.assign(low=table["low"] - 1.0 * bar))
+    matplotlib.pyplot.close(figure)
