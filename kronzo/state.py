@@ -63,8 +63,12 @@ def check_loaded(saved: dict[str, Any], groups: list[dict[str, Any]], live: dict
     """Refuse a state that was saved by a differently built optimizer.
 
     Raises:
-        InputError: other group sizes, another length of window, missing scalars, or entries of other shapes.
+        InputError: no state of an optimizer, other group sizes, another length of window, missing scalars, or entries
+            of other shapes.
     """
+    lacks = [key for key in ("state", "param_groups") if key not in saved]
+    if lacks:
+        raise InputError(f"the state has no {' and no '.join(lacks)}: give what an optimizer's state_dict() returned.")
     mine, theirs = ([len(g["params"]) for g in side] for side in (groups, saved["param_groups"]))
     if mine != theirs:
         raise InputError(f"the state has groups of {theirs} parameters, this optimizer {mine}: load the matching one.")

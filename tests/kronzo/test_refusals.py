@@ -200,6 +200,8 @@ def test_states_of_other_optimizers():
             other.load_state_dict(saved)
     with pytest.raises(InputError, match="zeroth-order"):
         kronzo.KronZO([w]).load_state_dict(torch.optim.AdamW([w]).state_dict())
+    with pytest.raises(InputError, match="no state and no param_groups"):
+        kronzo.KronZO([w]).load_state_dict({})
 
 
 def test_replicas(monkeypatch):
