@@ -11,6 +11,7 @@ from itertools import count
 import torch
 
 from kronzo.errors import Collapse
+from kronzo.layout import Entry
 from kronzo.replay import Record
 from kronzo.rules import Outcome
 from kronzo.spaces.base import Space
@@ -101,11 +102,9 @@ def warn_once(said: set[str], report: StepReport, current: OpenStep) -> None:
         )
     if "unmoved" in said or not report.accepted or report.step & (report.step - 1):
         return
-    for entry in current.search.entries:
-        low = entry.parameter.dtype in (torch.float16, torch.bfloat16)
-        if not low or entry.snapshot is None or not entry.weight.numel() or float(entry.group["lr"]) == 0.0:
-            continue
-        moved = (entry.weight != entry.snapshot).float().mean().item()
+    low = [e for e in current.search.entries if e.parameter.dtype in (torch.float16, torch.bfloat16)]
+    low = [e for e in low if e.snapshot is not None and e.weight.numel() and float(e.group["lr"]) != 0.0]
+    for entry, moved in zip(low, _moved(low), strict=True):
         if moved < 0.01:
             said.add("unmoved")
             warnings.warn(
@@ -114,6 +113,12 @@ def warn_once(said: set[str], report: StepReport, current: OpenStep) -> None:
                 stacklevel=5,
             )
             return
+
+
+def _moved(entries: Sequence[Entry]) -> list[float]:
+    """The share of numbers that each weight's update has changed, read from every device at once."""
+    shares = [(e.weight != e.snapshot).float().mean() for e in entries]
+    return torch.stack([share.to(shares[0].device) for share in shares]).tolist() if shares else []
 
 
 def _unresolved(report: StepReport) -> bool:

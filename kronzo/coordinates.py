@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kronzo.layout import Section
 from kronzo.noise import Noise
+from kronzo.transfer import shipped
 
 
 class Coordinates:
@@ -46,11 +48,10 @@ class Coordinates:
     def _draw(self, i: int, rows: list[Tensor]) -> None:
         """Fill the rows of direction i: by numpy in place where they are float32 on the CPU, else by a copy."""
         plain = [row.device.type == "cpu" and row.dtype == torch.float32 for row in rows]
-        drawn = [row if easy else torch.empty(row.shape) for row, easy in zip(rows, plain, strict=True)]
-        flat = [x.numpy() for x in drawn]
+        flat = [r.numpy() if easy else np.empty(r.numel(), np.float32) for r, easy in zip(rows, plain, strict=True)]
         self._noise.coordinates(
             i, {k: x[span] for section, x in zip(self._sections, flat) for k, span in section.spans.items()}
         )
-        for row, x in zip(rows, drawn, strict=True):
-            if x is not row:
-                row.copy_(x)
+        for row, easy, x in zip(rows, plain, flat, strict=True):
+            if not easy:
+                row.copy_(shipped(torch.from_numpy(x), row.device, row.dtype))

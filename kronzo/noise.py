@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kronzo.transfer import shipped
+
 Law = Literal["normal", "rademacher"]
 Source = Literal["portable", "device"]
 Scalar = float | Tensor
@@ -140,13 +142,13 @@ class Noise:
         """
         out = out.detach()
         blocks = range(start // BLOCK, -(-(start + out.numel()) // BLOCK))
+        keys = {d: philox_keys(self.seed, Purpose.COORDINATES, self.step, d, [parameter], blocks) for d in terms}
         if self.source == "device" and out.device.type != "cpu":
             for direction, scale in terms.items():
-                for block in blocks:
-                    z, part = _overlap(self._device_block(direction, parameter, block, out.device), out, block, start)
+                for block, key in zip(blocks, keys[direction], strict=True):
+                    z, part = _overlap(self._device_block(key, out.device), out, block, start)
                     part.add_(z * scale)
             return
-        keys = {d: philox_keys(self.seed, Purpose.COORDINATES, self.step, d, [parameter], blocks) for d in terms}
 
         def add(block: int) -> None:
             stream, z = _stream(), np.empty(min(BLOCK, start + out.numel() - block * BLOCK), np.float32)
@@ -160,9 +162,8 @@ class Noise:
         else:
             list(_workers(torch.get_num_threads()).map(add, blocks))
 
-    def _device_block(self, direction: int, parameter: int, block: int, device: torch.device) -> Tensor:
-        key = philox_keys(self.seed, Purpose.COORDINATES, self.step, direction, [parameter], [block])[0, 0]
-        rng = torch.Generator(device).manual_seed(int(key >> np.uint64(1)))
+    def _device_block(self, key: np.ndarray, device: torch.device) -> Tensor:
+        rng = torch.Generator(device).manual_seed(int(key[0] >> np.uint64(1)))
         if self.law == "normal":
             return torch.randn(BLOCK, generator=rng, device=device)
         return torch.randint(0, 2, (BLOCK,), generator=rng, device=device).float() * 2 - 1
@@ -182,7 +183,7 @@ def _overlap(z: Tensor, out: Tensor, block: int, start: int) -> tuple[Tensor, Te
 def _add_scaled(z: Tensor, part: Tensor, scale: Scalar) -> None:
     """Part += scale * z with the product rounded before the sum, as stored coordinates are; z may be overwritten."""
     if part.device.type != "cpu":
-        part.add_(z.to(part.device, part.dtype) * scale)
+        part.add_(shipped(z, part.device, part.dtype) * scale)
         return
     numbers, target = z.numpy(), part.numpy()
     same = numbers if numbers.dtype == target.dtype else None

@@ -15,6 +15,7 @@ from kronzo.errors import InputError
 from kronzo.layout import Entry, compute_dtype
 from kronzo.noise import Noise
 from kronzo.spaces.base import Kept, Space
+from kronzo.transfer import shipped
 
 DRAWN_AT, MOMENTUM = "refreshed", "momentum"
 SHARED = ("seed", "step", "window")
@@ -24,7 +25,7 @@ SHARED = ("seed", "step", "window")
 def draw_kept(parameter: Tensor, space: Space, index: int, noise: Noise) -> Kept:
     """The kept factors that the address (seed, step, index) gives, on the parameter's device."""
     kept = space.make_kept(lambda k, shape: noise.kept(index, k, shape))
-    return {key: v.to(parameter.device, compute_dtype(parameter.dtype)) for key, v in kept.items()}
+    return {key: shipped(v, parameter.device, compute_dtype(parameter.dtype)) for key, v in kept.items()}
 
 
 def initial(parameter: Tensor, space: Space, index: int, noise: Noise, momentum: bool) -> dict[str, Tensor]:

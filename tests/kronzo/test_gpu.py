@@ -72,3 +72,19 @@ def test_a_step_allocates_nothing_of_the_size_of_a_weight(name):
     optimizer = kronzo.METHODS[name]([weight], lr=1e-4)
     optimizer.step(closure)
     assert peak(lambda: optimizer.step(closure)) <= forward + 0.25 * weight.numel() * weight.element_size()
+
+
+@pytest.mark.parametrize(("name", "rule"), [("kronzo", "average"), ("kronzo", "directional"), ("lozo", "average")])
+def test_the_host_waits_once_a_step_to_read_the_losses(name, rule):
+    weight = torch.nn.Parameter(torch.randn(64, 64, device=DEVICE))
+    x = torch.randn(4, 64, device=DEVICE)
+    optimizer = kronzo.METHODS[name]([weight], lr=1e-4, rule=rule, refresh_every=2)
+    for _ in range(2):
+        optimizer.step(lambda: (x @ weight).square().mean())
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with pytest.warns(UserWarning, match="synchronizing") as said:
+            optimizer.step(lambda: (x @ weight).square().mean())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert sum("synchronizing" in str(warning.message) for warning in said) == 1
