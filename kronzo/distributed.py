@@ -8,10 +8,13 @@ that were equal to the bit stay so, whatever the backend's order of summing.
 
 from __future__ import annotations
 
+import atexit
 import math
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 Parallel = Literal["data", "directions"] | int | None
 _SAME_BATCH = {torch.float64: 1e-5, torch.float32: 1e-5}
 """Largest relative difference between losses of one batch on two machines, by the format of the loss; else 1e-2."""
+_LINGER = 0.1
+"""Seconds."""
 
 
 def world() -> tuple[int, int]:
@@ -38,9 +43,22 @@ def world() -> tuple[int, int]:
     return distributed.get_rank(), distributed.get_world_size()
 
 
+@cache
+def _let_go_at_exit() -> None:
+    """Have Python wait a moment before it ends: gloo's threads drop the tensors of a collective after it is over.
+
+    They need Python's lock for it, and asking for the lock while Python takes itself down aborts the process: a program
+    that ended right after its last step did so (`terminate called without an active exception`) now and then. Known to
+    torch as issue 190489.
+    """
+    atexit.register(time.sleep, _LINGER)
+
+
 def gather(values: Sequence[float] | Tensor, dtype: torch.dtype = torch.float64, group: Any = None) -> Tensor:
     """Every rank's numbers, as many on each: (ranks, numbers) on the CPU or, by NCCL, on this rank's GPU."""
     on_gpu = torch.distributed.get_backend(group) == "nccl"
+    if not on_gpu:
+        _let_go_at_exit()
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     mine = torch.as_tensor(values, dtype=dtype).to(device).contiguous()
     everyones = torch.empty(torch.distributed.get_world_size(group), mine.numel(), dtype=dtype, device=device)
