@@ -13,8 +13,10 @@ import traceback
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from ranks import everyones, with_error
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -123,11 +125,7 @@ def saved(rank, world):
         theirs.step(loss_of(split, rows))
         lines.append(json.dumps(journal.line()))
     _, other = pair()
-    late = build(other, kronzo.KronZO, **keywords)
-    path = f"log-{rank}.jsonl"
-    with open(path, "w") as file:
-        file.write("\n".join(lines) + "\n")
-    kronzo.replay.apply(late, kronzo.replay.read(path))
+    replayed(build(other, kronzo.KronZO, **keywords), lines, f"log-{rank}.jsonl")
     for found, expected in zip(whole_of(other), whole_of(split), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     state = theirs.state_dict()
@@ -140,6 +138,54 @@ def saved(rank, world):
         for _ in range(3):
             opt.step(loss_of(net, rows))
     assert_same(whole, split)
+
+
+def replayed(optimizer, lines, path):
+    with open(path, "w") as file:
+        file.write("\n".join(lines) + "\n")
+    kronzo.replay.apply(optimizer, kronzo.replay.read(path))
+
+
+def replay(rank, world):
+    """The log of a sharded run with snapshots gives its weights to the bit, to a sharded and to a whole model."""
+    for dtype, method in ((torch.float32, kronzo.KronZO), (torch.bfloat16, kronzo.KronZO), (torch.float32, kronzo.MeZO)):
+        keywords = {"restore": "snapshot", "momentum": 0.5, "lr": 1e-2}
+        keywords |= {"refresh_every": 3} if method is kronzo.KronZO else {}
+        _, split = pair(dtype)
+        opt, rows, start = build(split, method, **keywords), BATCH[rank::world], whole_of(split)
+        journal = kronzo.replay.Journal(opt)
+        lines = [json.dumps(journal.header())]
+        for _ in range(5):
+            opt.step(loss_of(split, rows))
+            lines.append(json.dumps(journal.line()))
+        assert not any(map(torch.equal, start, whole_of(split)))
+        whole, other = pair(dtype)
+        for net in (whole, other):
+            replayed(build(net, method, **keywords), lines, f"log-{rank}.jsonl")
+        assert_same(whole, split)
+        assert_same(whole, other)
+
+
+def checkpointed(rank, world):
+    """Through torch.distributed.checkpoint: what was saved off the refresh grid goes on as if it had not stopped."""
+    keywords = {"directions": 2, "momentum": 0.5, "refresh_every": 3}
+    (_, split), (_, other) = pair(), pair()
+    ours, theirs = build(split, kronzo.KronZO, **keywords), build(other, kronzo.KronZO, **keywords, lr=0.5)
+    rows = BATCH[rank::world]
+    for _ in range(4):
+        ours.step(loss_of(split, rows))
+    theirs.step(loss_of(other, rows))
+    model, optimizer = get_state_dict(split, ours)
+    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id="checkpoint")
+    model, optimizer = get_state_dict(other, theirs)
+    dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id="checkpoint")
+    set_state_dict(other, theirs, model_state_dict=model, optim_state_dict=optimizer)
+    for opt, net in ((ours, split), (theirs, other)):
+        for _ in range(4):
+            opt.step(loss_of(net, rows))
+    assert ours.last == theirs.last and ours.last.step == 7
+    for found, expected in zip(whole_of(other), whole_of(split), strict=True):
+        assert torch.equal(found, expected)
 
 
 def broken(rank, world):
@@ -217,7 +263,7 @@ def main(rank, world, jobs):
             train(kind, rank, world)
     if "bfloat16" in jobs:
         train("auto", rank, world, steps=2, dtype=torch.bfloat16)
-    for job in (saved, broken, placements, replicas):
+    for job in (saved, replay, checkpointed, broken, placements, replicas):
         if job.__name__ in jobs:
             job(rank, world)
 

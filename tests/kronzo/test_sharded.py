@@ -9,7 +9,7 @@ from torch import nn
 import kronzo
 from kronzo import sharded
 
-JOBS = ["train", "bfloat16", "saved", "broken", "placements"]
+JOBS = ["train", "bfloat16", "saved", "replay", "checkpointed", "broken", "placements"]
 
 
 def test_two_ranks_move_their_rows_as_one_process_moves_all(tmp_path):
@@ -18,7 +18,7 @@ def test_two_ranks_move_their_rows_as_one_process_moves_all(tmp_path):
 
 @pytest.mark.slow
 def test_four_ranks_some_without_rows_and_replicas_of_shards(tmp_path):
-    ranks.start(4, ["train", "bfloat16", "saved", "replicas"], tmp_path, shards.__file__)
+    ranks.start(4, ["train", "bfloat16", "saved", "replay", "checkpointed", "replicas"], tmp_path, shards.__file__)
 
 
 @pytest.mark.parametrize(
