@@ -80,7 +80,9 @@ def reproduce(
 
 @app.command()
 def pretrain(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file, or a run folder to go on with.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML file, a run folder to go on with, or PRESET:ROW of a preset.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="nano, micro, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl.")
     ] = None,

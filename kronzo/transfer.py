@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
 PINNED = ("cuda", "xpu")
 """Kinds of device whose transfers from pinned memory the host need not wait for."""
 

@@ -227,6 +227,7 @@ def _command_lines(page: Path) -> list[list[str]]:
     text = "".join(_blocks(page, "sh") + _blocks(page, "bash")).replace("\\\n", " ")
     calls = [call for line in text.splitlines() for call in re.split(r"&&|;", line)]
     words = [shlex.split(call.removeprefix("$ "), comments=True) for call in calls]
+    words = [call[call.index("kronzo") :] if call[:1] == ["torchrun"] else call for call in words]
     return [call for call in words if call and call[0] in COMMANDS]
 
 
@@ -247,9 +248,9 @@ def _parse(words: list[str]) -> None:
     given = command.make_context(command.name, list(rest)).params
     if command.name == "reproduce":
         read_plan(given["preset"], given["set_"] or ())
-    if command.name == "pretrain" and given["config"] is None:
+    if command.name == "pretrain" and (given["config"] is None or ":" in str(given["config"])):
         options = {key: given[key] for key in ("model", "method", "data", "tokenizer", "init")}
-        compose(None, **options, settings=given["set_"] or ())
+        compose(given["config"], **options, settings=given["set_"] or ())
 
 
 @by_page
@@ -278,6 +279,7 @@ def test_commands_named_in_the_text_exist(page: Path) -> None:
         "kronzo reproduce --preset smok",
         "kronzo reproduce --set methods.mezo.lrs=[1]",
         "kronzo pretrain --method kronzo --set optimizer.epps=1",
+        "kronzo pretrain paper:kronzo-directionl --model gpt2-xl",
         "spectra report",
     ],
 )

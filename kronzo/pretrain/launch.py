@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kronzo.pretrain import folder
-from kronzo.pretrain.config import Config, from_dict, override, read_tables, to_toml
+from kronzo.pretrain.config import Config, from_dict, override, read_tables, to_dict, to_toml
+from kronzo.pretrain.plan import row_of
 
 
 def compose(
@@ -24,13 +25,14 @@ def compose(
 ) -> Config:
     """Return the config of a TOML file or run folder, or the default one, with options and then settings applied.
 
+    `PRESET:ROW`, e.g. paper:kronzo-directional, is a row of a preset of `kronzo reproduce`.
     A run or Hugging Face folder named by `init` gives the model and the tokenizer where neither the file nor an option
     does.
 
     Raises:
         InputError: what cannot be read or is no config.
     """
-    tables = read_tables(given) if given else _of_run(init) if init and not model else {}
+    tables = _given(given) if given else _of_run(init) if init and not model else {}
     options = {"model.name": model, "optimizer.method": method, "data.source": data, "data.tokenizer": tokenizer}
     for key, value in (options | {"init": init}).items():
         if value is not None:
@@ -38,6 +40,12 @@ def compose(
             table = tables.setdefault(section, {}) if section else tables
             table[name] = value
     return from_dict(override(tables, settings))
+
+
+def _given(source: Path) -> dict[str, Any]:
+    if ":" in str(source) and source.suffix != ".toml" and not source.exists():
+        return to_dict(row_of(str(source)))
+    return read_tables(source)
 
 
 def _of_run(init: str) -> dict[str, Any]:

@@ -119,6 +119,24 @@ def read_plan(preset: str, settings: Iterable[str] = ()) -> Plan:
     return plan_of(given)
 
 
+def row_of(name: str) -> Config:
+    """The run that `PRESET:ROW` names: "fo", or a row of [methods] at the first of its rates.
+
+    Raises:
+        InputError: an unknown preset or row (the nearest one is named).
+    """
+    preset, _, row = name.partition(":")
+    plan = read_plan(preset)
+    if row == "fo":
+        return plan.fo
+    if row not in plan.methods:
+        known = ["fo", *plan.methods]
+        near = tables.nearest(row, known)
+        raise InputError(f"{name}: preset {preset} has the rows {', '.join(known)}; did you mean {preset}:{near}?")
+    method = plan.methods[row]
+    return plan.run_of(row, (method.lr or plan.methods[method.lr_of].lr)[0])
+
+
 def plan_of(given: Mapping[str, Any]) -> Plan:
     """A plan from nested tables; seed and threads at the top hold for every run.
 

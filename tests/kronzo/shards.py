@@ -148,7 +148,11 @@ def replayed(optimizer, lines, path):
 
 def replay(rank, world):
     """The log of a sharded run with snapshots gives its weights to the bit, to a sharded and to a whole model."""
-    for dtype, method in ((torch.float32, kronzo.KronZO), (torch.bfloat16, kronzo.KronZO), (torch.float32, kronzo.MeZO)):
+    for dtype, method in (
+        (torch.float32, kronzo.KronZO),
+        (torch.bfloat16, kronzo.KronZO),
+        (torch.float32, kronzo.MeZO),
+    ):
         keywords = {"restore": "snapshot", "momentum": 0.5, "lr": 1e-2}
         keywords |= {"refresh_every": 3} if method is kronzo.KronZO else {}
         _, split = pair(dtype)

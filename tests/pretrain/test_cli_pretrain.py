@@ -17,6 +17,7 @@ from kronzo.pretrain.config import from_dict, from_toml, to_toml
 from kronzo.pretrain.gpt2 import GPT2Config
 from kronzo.pretrain.log import MetricsWriter, read_metrics
 from kronzo.pretrain.loop import pretrain
+from kronzo.pretrain.plan import read_plan
 from kronzo.pretrain.progress import Reporter, Stages
 from kronzo.pretrain.tokenizer import ByteTokenizer
 
@@ -264,3 +265,27 @@ def test_stages_show_one_bar_after_the_other(monkeypatch: pytest.MonkeyPatch) ->
             for done in range(total + 1):
                 stages.update(label, done, total)
     assert lines.get().splitlines() == ["reading: 2/2, done", "encoding: 3/3, done"]
+
+
+def test_a_row_of_a_preset_is_the_run_that_reproduce_makes_of_it() -> None:
+    plan = read_plan("paper")
+    method = plan.methods["kronzo-directional"]
+    found = launch.compose(Path("paper:kronzo-directional"))
+    assert found == plan.run_of("kronzo-directional", method.lr[0]) and found.optimizer.directions == 33
+    assert launch.compose(Path("paper:fo")) == plan.fo
+    smoke = read_plan("smoke")
+    borrowed = next(name for name, row in smoke.methods.items() if row.lr_of)
+    rate = smoke.methods[smoke.methods[borrowed].lr_of].lr[0]
+    assert launch.compose(Path(f"smoke:{borrowed}")) == smoke.run_of(borrowed, rate)
+    large = launch.compose(Path("paper:kronzo-average"), model="gpt2-xl", data="owt", settings=["budget.steps=3"])
+    assert (large.model.name, large.data.source, large.budget.steps) == ("gpt2-xl", "owt", 3)
+    assert large.optimizer.directions == 50 and large.budget.token_forwards is None
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [("papr:fo", "did you mean 'paper'"), ("paper:kronz-average", "did you mean paper:kronzo-average")],
+)
+def test_an_unknown_preset_or_row_names_the_nearest(given: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        launch.compose(Path(given))
