@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kronzo.errors import Collapse
+from kronzo.errors import Collapse, InputError
 from kronzo.pretrain import gpt2, optimizers, steps
 from kronzo.pretrain.config import OptimizerConfig
 from kronzo.pretrain.glue_data import Split, Task
@@ -151,7 +151,15 @@ def _joined(texts: Sequence[np.ndarray], mark: int, context: int) -> np.ndarray:
 
 
 def prepared(task: Task, splits: Mapping[str, Split], tokenizer: Tokenizer, context: int, recipe: Recipe) -> Data:
-    """Encode a task's splits, draw the subsets, and hold rows out where there is an lr to choose."""
+    """Encode a task's splits, draw the subsets, and hold rows out where there is an lr to choose.
+
+    Raises:
+        InputError: no training row is left.
+    """
+    if not len(given := splits["train"]):
+        raise InputError(
+            f"{given.source}: all of its {given.repeated} rows stand in an evaluation split as well; give other rows."
+        )
     rows = {name: encode(split, tokenizer, context) for name, split in splits.items()}
     train = _drawn(rows.pop("train"), recipe.train_rows)
     for name in [name for name in rows if name.startswith("dev")]:

@@ -108,7 +108,7 @@ class DiagonalSpace:
 
 def _orthonormal(normals: Tensor) -> Tensor:
     q, r = torch.linalg.qr(normals.double())
-    return (q * torch.sign(torch.diagonal(r))).float()
+    return q.mul_(torch.sign(torch.diagonal(r))).float()
 
 
 def _check_rank(rank: int) -> int:

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from glue_files import rte, stsb
+from glue_files import rte, stsb, tsv
 
+from kronzo.errors import InputError
 from kronzo.pretrain import glue_train, gpt2, optimizers
 from kronzo.pretrain.config import OptimizerConfig
 from kronzo.pretrain.glue_data import TASKS, Split, read
@@ -131,3 +132,11 @@ def test_what_is_no_number_is_called_diverged(tmp_path: Path) -> None:
     given = recipe("sgd", epochs=3)
     found = tune(data_of(stsb(tmp_path), "stsb", given), given, lr=1e30)
     assert found.diverged and np.isfinite(found.predictions["dev"]).all()
+
+
+def test_training_rows_that_all_stand_in_dev_are_one_sentence(tmp_path: Path) -> None:
+    head, row = "index\tsentence1\tsentence2\tlabel", "0\ta\tb\tentailment"
+    for split in ("train", "dev"):
+        tsv(tmp_path / "RTE" / f"{split}.tsv", head, row)
+    with pytest.raises(InputError, match="all of its 1 rows stand in an evaluation split as well"):
+        data_of(tmp_path, "rte", recipe())
