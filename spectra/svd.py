@@ -22,6 +22,9 @@ Float = NDArray[np.float64]
 CHUNK_NUMBERS = 1024 * 768
 """Numbers of float64 in a block of rows; two blocks, 13 MB, are alive while a Gram matrix is accumulated."""
 
+MOST_ROWS = 1024
+"""Rows of a block at most: what a product sums up on its own costs digits, too."""
+
 PANEL = 192
 """Columns of the Gram matrix computed at a time, from the diagonal down: what lies above it is not computed twice."""
 
@@ -114,7 +117,7 @@ def _scale(g: Tensor) -> float:
 def blocks(g: Tensor, scale: float) -> Iterator[Tensor]:
     """Yield G / scale in float64, block after block of rows of the tall orientation (at most `CHUNK_NUMBERS` each)."""
     tall = g if g.shape[0] >= g.shape[1] else g.T
-    rows = max(1, CHUNK_NUMBERS // max(1, tall.shape[1]))
+    rows = min(MOST_ROWS, max(1, CHUNK_NUMBERS // max(1, tall.shape[1])))
     for block in tall.split(rows):
         block = block.cpu() if block.device.type == "mps" else block
         # A float64 gradient would otherwise share its memory with the block and be divided in place.
@@ -125,16 +128,30 @@ def blocks(g: Tensor, scale: float) -> Iterator[Tensor]:
 def gram(g: Tensor, scale: float) -> tuple[Tensor, float]:
     """Return C^T C of the scaled tall matrix C, float64 (p, p) on the CPU, and ||C||_F^2 summed independently of it.
 
-    Cost: about m n p flops, one pass over G, 2 `CHUNK_NUMBERS` + 2 p^2 numbers of float64.
+    What rounding drops when blocks are added up is carried along (Kahan 1965): it would grow with their number, to 7e-6
+    of the value at s / s_1 = 1e-5 of a 50257 x 768 matrix, and is 1e-7 so (`benchmarks/bench_svd.py`).
+
+    Cost: about m n p flops, one pass over G, 2 `CHUNK_NUMBERS` + 3 p^2 numbers of float64.
     """
     p = min(g.shape)
     total = torch.zeros(p, p, dtype=torch.float64, device="cpu" if g.device.type == "mps" else g.device)
+    dropped = torch.zeros_like(total)
     energy = 0.0
     for block in blocks(g, scale):
         energy += float(torch.linalg.vector_norm(block)) ** 2
         for at in range(0, p, PANEL):
-            total[at:, at : at + PANEL].addmm_(block[:, at:].T, block[:, at : at + PANEL])
+            panel = slice(at, None), slice(at, at + PANEL)
+            _add(total[panel], dropped[panel], block[:, at:].T @ block[:, at : at + PANEL])
     return mirrored(total.cpu()), energy
+
+
+def _add(total: Tensor, dropped: Tensor, term: Tensor) -> None:
+    """Total += term, less what the additions before have rounded up; `dropped` takes what this one does."""
+    term -= dropped
+    rounded = total + term
+    torch.sub(rounded, total, out=dropped)
+    dropped -= term
+    total.copy_(rounded)
 
 
 def mirrored(lower: Tensor) -> Tensor:

@@ -215,3 +215,15 @@ print(peak() - before)
 def test_the_gradient_of_a_gpt2_embedding_costs_at_most_64_mb():
     printed = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True).stdout
     assert 10e6 < int(printed) <= 64e6
+
+
+@pytest.mark.parametrize(("m", "n"), [(400_000, 8), (100_000, 128)])
+def test_many_rows_cost_no_digits(m, n):
+    """Rounding of the sums, within blocks and over them, would grow with the number of rows."""
+    generator = torch.Generator().manual_seed(0)
+    columns = torch.randn(m, n, generator=generator) * torch.logspace(0, -5, n)
+    g = columns @ torch.linalg.qr(torch.randn(n, n, generator=generator)).Q
+    found, expected = spectra.singular_values(g, "gram"), spectra.singular_values(g, "exact").values
+    resolved = expected >= 1e-5 * expected[0]
+    np.testing.assert_allclose(found.values[resolved], expected[resolved], rtol=1e-6)
+    assert found.converged
