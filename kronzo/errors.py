@@ -10,6 +10,10 @@ class InputError(ValueError):
     """
 
 
+class UnknownKeyword(InputError, TypeError):
+    """A keyword that an optimizer does not have; a TypeError as well, which is what Python raises for one."""
+
+
 class Collapse(InputError):
     """A zeroth-order run whose probes destroy the model in its first steps: eps is too large for it."""
 

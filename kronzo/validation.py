@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
 import numbers
 from collections.abc import Iterable, Mapping
@@ -10,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kronzo.errors import InputError
+from kronzo.errors import InputError, UnknownKeyword
 from kronzo.sharded import check_placement, is_sharded
 
 
@@ -54,10 +56,34 @@ def check_values(group: Mapping[str, Any]) -> None:
         )
 
 
+FLAGS = ("foreach", "fused", "capturable", "differentiable")
+"""Keywords of torch's own optimizers."""
+
+
+def check_keywords(optimizer: type, given: Iterable[str]) -> None:
+    """Refuse keywords that the class does not take, before Python does so without a word of what to do.
+
+    Raises:
+        UnknownKeyword: the keyword, and what to do.
+    """
+    parameters = inspect.signature(optimizer.__init__).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    known = list(parameters)[1:]
+    for name in given:
+        if name in FLAGS and name not in known:
+            raise UnknownKeyword(f"{name}= is for torch's own optimizers, zeroth-order steps have none: leave it out.")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise UnknownKeyword(
+                f"{optimizer.__name__} has no keyword {name}; did you mean {near}? It takes {', '.join(known)}."
+            )
+
+
 def check_group(group: Mapping[str, Any], restore: str) -> None:
     """The numbers and tensors of one parameter group."""
     check_values(group)
-    for flag in ("foreach", "fused", "capturable", "differentiable"):
+    for flag in FLAGS:
         if group.get(flag):
             raise InputError(f"{flag}=True is for torch's own optimizers, zeroth-order steps have none: leave it out.")
     for i, parameter in enumerate(group["params"]):

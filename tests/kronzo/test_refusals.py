@@ -53,6 +53,31 @@ def test_flags_of_other_optimizers(flag):
         kronzo.KronZO([{"params": [weight()], flag: True}])
     with pytest.raises(TypeError, match=flag):
         kronzo.KronZO([weight()], **{flag: True})
+    for method in kronzo.METHODS.values():
+        with pytest.raises(InputError, match=f"{flag}= is for torch's own optimizers.*leave it out"):
+            method([weight()], lr=1e-3, **{flag: False})
+    with pytest.raises(InputError, match="leave it out"):
+        kronzo.ZeroOrder([weight()], kronzo.spaces.Kronecker(), **{flag: True})
+
+
+def test_a_misspelt_keyword_names_the_nearest():
+    with pytest.raises(
+        InputError, match=r"LOZO has no keyword momentun; did you mean momentum\? It takes params, lr, "
+    ):
+        kronzo.LOZO([weight()], momentun=0.9)
+    with pytest.raises(TypeError, match="did you mean directions"):
+        kronzo.ZeroOrder([weight()], kronzo.spaces.Kronecker(), direction=2)
+
+
+def test_a_subclass_may_take_keywords_of_its_own():
+    class Mine(kronzo.KronZO):
+        def __init__(self, params, *, halves=False, **rest):
+            super().__init__(params, **rest)
+            self.halves = halves
+
+    assert Mine([weight()], halves=True, lr=0.1).halves
+    with pytest.raises(TypeError):
+        Mine([weight()], momentun=0.1)
 
 
 @pytest.mark.parametrize(
