@@ -70,7 +70,7 @@ class ZeroOrder(Keeping):
 
     def __new__(cls, *args: Any, **keywords: Any) -> Self:
         """Made only when every keyword is known: see `kronzo.validation.check_keywords`."""
-        check_keywords(cls, keywords)
+        check_keywords(cls, cls.__init__, keywords)
         return super().__new__(cls)
 
     def __init__(

@@ -6,7 +6,7 @@ import difflib
 import inspect
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -60,13 +60,13 @@ FLAGS = ("foreach", "fused", "capturable", "differentiable")
 """Keywords of torch's own optimizers."""
 
 
-def check_keywords(optimizer: type, given: Iterable[str]) -> None:
+def check_keywords(optimizer: type, constructor: Callable[..., None], given: Iterable[str]) -> None:
     """Refuse keywords that the class does not take, before Python does so without a word of what to do.
 
     Raises:
         UnknownKeyword: the keyword, and what to do.
     """
-    parameters = inspect.signature(optimizer.__init__).parameters
+    parameters = inspect.signature(constructor).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     known = list(parameters)[1:]
