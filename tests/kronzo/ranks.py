@@ -96,6 +96,7 @@ def main(rank, world, jobs):
             torch.save((found, reports), f"data-{kind}-{rank}.pt")
         found, reports = run("directional", None, lambda step: rows_of(step, rank, world), dtype=torch.float32)
         torch.save((found, reports), f"data-float32-{rank}.pt")
+        run("average", "data", lambda step: rows_of(step, rank, world), steps=20, dtype=torch.float32)
     if "directions" in jobs:
         for kind in ("average", "directional", "normalized", "momentum", "one-sided", "lozo", "five", "split"):
             found, reports = run(kind, "directions", lambda step: DATA.roll(step, 0))
