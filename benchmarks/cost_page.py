@@ -6,6 +6,7 @@ Each prints its JSON: python benchmarks/bench_sweep.py > benchmarks/sweep.json, 
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,7 +64,7 @@ With 4 x 1024 tokens; AdamW is `torch.optim.AdamW` on the same model:
 def page(sweep: Mapping[str, Any], step: Mapping[str, Any], memory: Mapping[str, Any] | None) -> str:
     """The page; without a run of bench_memory it has no section on memory."""
     mul = duration(sweep["results"]["mul_"]["median"])
-    parts = [_HEAD, _machine(sweep), _bars(sweep, step, memory), _floor(sweep, step)]
+    parts = [_HEAD, _machine(sweep), _bars(sweep, step, memory), _floor(sweep, step, memory)]
     parts += [_SWEEP.format(mul=mul), _sweeps(sweep)]
     parts += [_STEP, _steps(step, ("1 x 256 tokens", "1 x 1024 tokens"))]
     parts += [_SMALL, _steps(step, ("170 k parameters, 8 x 64 tokens",))]
@@ -102,7 +103,7 @@ def _bars(sweep: Mapping[str, Any], step: Mapping[str, Any], memory: Mapping[str
     return "## The bars\n\n" + table(["ratio", "at most", "measured", ""], rows)
 
 
-def _floor(sweep: Mapping[str, Any], step: Mapping[str, Any]) -> str:
+def _floor(sweep: Mapping[str, Any], step: Mapping[str, Any], memory: Mapping[str, Any] | None) -> str:
     r, s = sweep["ratios"], step["ratios"]
     bare, three = r["addcmul_ of KronZO's views"], s["three mul_, 1 x 256 tokens"]
     text = (
@@ -110,9 +111,15 @@ def _floor(sweep: Mapping[str, Any], step: Mapping[str, Any]) -> str:
         f"takes {bare:.2f} times `mul_`, and the library's sweep {r['kronzo / addcmul_ of its views']:.2f} times that. "
         f"Adding one row to all rows already takes {r['add_ of one row']:.2f}, the product of two rows "
         f"{r['addcmul_ of two rows']:.2f}. With 256 tokens three `mul_` take {100 * three:.1f} % of the two forwards. "
-        f"A faster sweep needs a kernel of its own. MeZO's sweep takes {r['mezo / the generator alone']:.2f} times "
-        "what numpy's generator takes for as many normals."
+        f"MeZO's sweep takes {r['mezo / the generator alone']:.2f} times what numpy's generator takes for as many "
+        "normals."
     )
+    if memory is not None:
+        kept = {n: memory["ratios"][f"{n} kept factors / weights"] for n in ("subzero", "tezo")}
+        text += (
+            f" The kept factors alone take {100 * kept['subzero']:.2f} % of the weights in SubZero, at its default "
+            f"rank, and {100 * kept['tezo']:.2f} % in TeZO: no step that holds them can stay below 1 %."
+        )
     return "\n" + textwrap.fill(text, 120, break_on_hyphens=False) + "\n"
 
 
@@ -152,6 +159,7 @@ def _activations(run: Mapping[str, Any]) -> str:
 
 def _named(key: str) -> str:
     """A key of the runs as a reader knows it."""
+    key = re.sub(r" (\d+)$", r", \1 directions", key.replace(" directional", ", directional"))
     first, space, rest = key.partition(" ")
     name, comma = first.rstrip(","), "," if first.endswith(",") else ""
     return NAMES.get(name, "AdamW" if name == "adamw" else name) + comma + space + rest.replace("adamw", "AdamW")

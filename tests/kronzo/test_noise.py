@@ -124,3 +124,13 @@ def test_weights_of_many_blocks_move_alike_on_any_number_of_threads(threads: int
     for start in range(0, whole.numel(), 1000):
         Noise(seed=5, step=2).add_dense_(whole[start : start + 1000], {0: 1.0}, parameter=1, start=start)
     assert torch.equal(weight.detach(), whole)
+
+
+@pytest.mark.parametrize("start", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1])
+def test_a_piece_may_begin_anywhere_in_a_block(start: int) -> None:
+    noise, whole = Noise(seed=5, step=2), torch.zeros(3 * BLOCK)
+    noise.add_dense_(whole, {0: 1.0}, parameter=1, start=0)
+    for length in (1, 2, BLOCK + 1):
+        piece = torch.zeros(length)
+        noise.add_dense_(piece, {0: 1.0}, parameter=1, start=start)
+        assert torch.equal(piece, whole[start : start + length])
