@@ -14,7 +14,7 @@ from torch import Tensor
 from kronzo.noise import Scalar
 from kronzo.sharded import rows_of
 from kronzo.spaces.base import Family, Kept, Space
-from kronzo.spaces.kronecker import KroneckerSpace, Product
+from kronzo.spaces.kronecker import KroneckerSpace
 
 Restore = Literal["auto", "arithmetic", "snapshot"]
 
@@ -57,10 +57,12 @@ class Section:
     move: Tensor = field(default_factory=lambda: torch.empty(0))
     now: dict[int, Scalar] = field(default_factory=dict)
     """Where the section stands: what each direction has been added with."""
-    sums: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """(weight, its move): swept by one call for all."""
-    products: list[Product] = field(default_factory=list)
-    """Broadcast products: swept by one call for all."""
+    sums: list[list[Tensor]] = field(default_factory=lambda: [[], []])
+    """Weights and their moves: swept by one call for all."""
+    products: list[list[Tensor]] = field(default_factory=lambda: [[], [], []])
+    """Weights and the two sides of their broadcast products: swept by one call for all."""
+    spreads: list[list[Tensor]] = field(default_factory=lambda: [[], []])
+    """Destinations and sources of what must be copied before the products."""
     singly: list[Entry] = field(default_factory=list)
     """Swept one after the other."""
 

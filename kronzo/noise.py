@@ -130,8 +130,9 @@ class Noise:
         """Fill the coordinates X of one direction: a flat float32 array for each parameter index."""
         parameters = list(outs)
         keys = philox_keys(self.seed, Purpose.COORDINATES, self.step, direction, parameters, [0] * len(parameters))
+        stream = _stream()
         for key, out in zip(keys, outs.values(), strict=True):
-            _stream().fill(out, key, self.law)
+            stream.fill(out, key, self.law)
 
     def add_dense_(self, out: Tensor, terms: Mapping[int, Scalar], parameter: int, start: int) -> None:
         """Out += sum of scale * z_direction[start : start + out.numel()], block by block.

@@ -6,6 +6,7 @@ adds the difference of the coordinates, so the way back from a probe is fused wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -46,6 +47,8 @@ class Search:
         self._sharded = [e.parameter for e in self.entries if is_sharded(e.parameter)]
         self.sections = sections_of(self.entries)
         self._covered = [identity(e.parameter) for e in self.entries]
+        self.widest = min((torch.finfo(e.parameter.dtype).max for e in self.entries), default=math.inf)
+        """The largest number that every weight's format holds."""
         self.snapshot = needs_snapshot(restore, [e.parameter for e in self.entries])
         self.sweeps = 0
         self.recalled_at: int | None = None
@@ -64,8 +67,9 @@ class Search:
         self.noise, self.base_eps, self.sweeps = noise, base_eps, 0
         self._coordinates.begin(noise)
         reshard(self._model, self._sharded)
+        shares = {id(section.group): kept_share(section.group) for section in self.sections}
         for entry in self.entries:
-            entry.keep = kept_share(entry)
+            entry.keep = shares[id(entry.group)] if entry.parameter.ndim >= 2 else 1.0
             if self.snapshot:
                 entry.snapshot = entry.weight.clone() if entry.snapshot is None else entry.snapshot
                 entry.snapshot.copy_(entry.weight)
@@ -79,7 +83,7 @@ class Search:
 
     def _sort(self, section: Section) -> None:
         """Which weights are swept together in this step and which one after the other."""
-        section.sums, section.products, section.singly = [], [], []
+        section.sums, section.products, section.spreads, section.singly = [[], []], [[], [], []], [[], []], []
         for entry in section.entries:
             whole, space = entry.weight, entry.space
             if whole.ndim != 2 and whole.is_contiguous():
@@ -87,9 +91,11 @@ class Search:
             in_place = not self.snapshot and whole.dtype == section.dtype and entry.move is not None
             in_place &= whole.numel() == entry.parameter.numel()
             if in_place and isinstance(space, Dense):
-                section.sums.append((entry.weight, _stored(entry)))
+                _append(section.sums, (entry.weight, _stored(entry)))
             elif in_place and isinstance(space, KroneckerSpace) and whole.ndim == 2:
-                section.products.append(space.as_product(whole, _stored(entry), entry.kept))
+                product = space.as_product(whole, _stored(entry), entry.kept)
+                _append(section.products, product[:3])
+                _append(section.spreads, product.spread or ())
             else:
                 section.singly.append(entry)
 
@@ -203,12 +209,15 @@ class Search:
                     for moved in section.singly[:k]:
                         self._sweep_one(section, moved, back, -momentum_factor)
                 raise
-        if section.sums:
-            torch._foreach_add_([w for w, _ in section.sums], [x for _, x in section.sums])
-        if spread := [p.spread for p in section.products if p.spread is not None]:
-            torch._foreach_copy_([wide for wide, _ in spread], [x for _, x in spread])
-        if products := section.products:
-            torch._foreach_addcmul_([p.weight for p in products], [p.a for p in products], [p.b for p in products])
+        weights, xs = section.sums
+        if weights:
+            torch._foreach_add_(weights, xs)
+        wide, narrow = section.spreads
+        if wide:
+            torch._foreach_copy_(wide, narrow)
+        weights, a, b = section.products
+        if weights:
+            torch._foreach_addcmul_(weights, a, b)
 
     def _sweep_one(self, section: Section, entry: Entry, moves: Combination, momentum_factor: float) -> None:
         if entry.move is None:
@@ -258,6 +267,11 @@ def _pieces(entry: Entry, dtype: torch.dtype) -> Iterator[tuple[Tensor, int]]:
             part.copy_(wide.view(part.shape))
 
 
+def _append(columns: list[list[Tensor]], row: Sequence[Tensor]) -> None:
+    for column, tensor in zip(columns, row, strict=False):
+        column.append(tensor)
+
+
 def _theta(entry: Entry) -> Tensor:
     assert entry.snapshot is not None
     return entry.snapshot
@@ -268,11 +282,9 @@ def _stored(entry: Entry) -> Tensor:
     return entry.move
 
 
-def kept_share(entry: Entry) -> float:
-    """1 - lr weight_decay for matrices, 1 for vectors: what decoupled decay leaves of a weight in one step."""
-    if entry.parameter.ndim < 2:
-        return 1.0
-    return 1.0 - float(entry.group["lr"]) * float(entry.group["weight_decay"])
+def kept_share(group: dict[str, Any]) -> float:
+    """1 - lr weight_decay: what decoupled decay leaves of a group's matrices in one step."""
+    return 1.0 - float(group["lr"]) * float(group["weight_decay"])
 
 
 def _scaled(combination: Combination, factor: float, device: torch.device) -> dict[int, Scalar]:

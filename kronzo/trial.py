@@ -181,8 +181,7 @@ class OpenStep:
 
 def within_format(search: Search, outcome: Outcome) -> Outcome:
     """No move when the step would leave the range of the weights' number format."""
-    widest = min(torch.finfo(entry.parameter.dtype).max for entry in search.entries) / 100
     unit = max(search.factor(section.group, "update") for section in search.sections)
-    if max((abs(c) for c in outcome.update.values()), default=0.0) * unit <= widest:
+    if max((abs(c) for c in outcome.update.values()), default=0.0) * unit <= search.widest / 100:
         return outcome
     return replace(outcome, update={}, accepted=False, reason="the step exceeds the weights' number format")
