@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -41,3 +42,17 @@ def test_the_page_on_scaling_is_written_from_its_measurements() -> None:
     page = _text("SCALING.md")
     assert "bench_scaling.py --write" in page and page.count("**") >= 2
     assert f"{4 * GPT2(config('gpt2'), device='meta').num_parameters / 1e6:.0f} MB" in page
+
+
+def test_costs_in_the_table_for_choosing_are_those_of_the_benchmarks() -> None:
+    sweep, step, memory = (
+        json.loads((DOCS.parent / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))["ratios"]
+        for name in ("sweep", "step", "memory")
+    )
+    for name in ("KronZO", "LOZO", "SubZero", "TeZO", "MeZO"):
+        key = name.lower()
+        kept, share = memory[f"{key} kept factors / weights"], step[f"{key}, 1 x 256 tokens"]
+        [line] = [
+            line for line in _text("choosing.md").splitlines() if line.startswith(f"| `{name}` | ") and "%" in line
+        ]
+        assert line.endswith(f"| {100 * kept:.2f} % | {sweep[key]:.1f} | {100 * share:.0f} % |")
