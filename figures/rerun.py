@@ -82,7 +82,7 @@ def rerun(entry: Entry, runs: Path, say: Callable[[str], None]) -> pd.DataFrame:
     collector = _collector(entry.collector)
     assert collector is not None, "entries() refuses unknown collectors"
     frame = collector(**{key: _filled(value, runs) for key, value in entry.arguments.items()})
-    done = [command.replace("{runs}", "runs") for command in entry.commands]
+    done = [command.replace("{runs}", f"runs/{runs.name}") for command in entry.commands]
     frame.attrs.setdefault("command", done or [f"figures: {entry.collector}, arguments as in config"])
     return frame
 
