@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from kronzo.search import Search
 from kronzo.settings import Settings, rule_of
 from kronzo.spaces.base import Family, Space
 from kronzo.trial import OpenStep, within_format
-from kronzo.validation import check_keywords, check_values, number, same_tensor_once, whole
+from kronzo.validation import check_values, knowing, number, same_tensor_once, whole
 
 
 class ZeroOrder(Keeping):
@@ -68,11 +68,12 @@ class ZeroOrder(Keeping):
     Cost of a step: see `forwards_per_step`; 2q+1 sweeps when averaging, 3q+1 when directional.
     """
 
-    def __new__(cls, *args: Any, **keywords: Any) -> Self:
-        """Made only when every keyword is known: see `kronzo.validation.check_keywords`."""
-        check_keywords(cls, cls.__init__, keywords)
-        return super().__new__(cls)
+    def __init_subclass__(cls, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if "__init__" in vars(cls):
+            cls.__init__ = knowing(cls.__init__)  # type: ignore[method-assign]
 
+    @knowing
     def __init__(
         self,
         params: Iterable[Any],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import math
 import numbers
@@ -60,24 +61,31 @@ FLAGS = ("foreach", "fused", "capturable", "differentiable")
 """Keywords of torch's own optimizers."""
 
 
-def check_keywords(optimizer: type, constructor: Callable[..., None], given: Iterable[str]) -> None:
-    """Refuse keywords that the class does not take, before Python does so without a word of what to do.
+def knowing(constructor: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that refuses keywords which it does not take, before Python does so without a word of what to do.
 
     Raises:
-        UnknownKeyword: the keyword, and what to do.
+        UnknownKeyword: by the constructor; the keyword, and what to do.
     """
     parameters = inspect.signature(constructor).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    known = None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else list(parameters)[1:]
+
+    @functools.wraps(constructor)
+    def checked(self: Any, *args: Any, **keywords: Any) -> None:
+        for name in keywords if known is not None else ():
+            _check_keyword(type(self).__name__, name, known or [])
+        constructor(self, *args, **keywords)
+
+    return checked
+
+
+def _check_keyword(optimizer: str, name: str, known: list[str]) -> None:
+    if name in known:
         return
-    known = list(parameters)[1:]
-    for name in given:
-        if name in FLAGS and name not in known:
-            raise UnknownKeyword(f"{name}= is for torch's own optimizers, zeroth-order steps have none: leave it out.")
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            raise UnknownKeyword(
-                f"{optimizer.__name__} has no keyword {name}; did you mean {near}? It takes {', '.join(known)}."
-            )
+    if name in FLAGS:
+        raise UnknownKeyword(f"{name}= is for torch's own optimizers, zeroth-order steps have none: leave it out.")
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    raise UnknownKeyword(f"{optimizer} has no keyword {name}; did you mean {near}? It takes {', '.join(known)}.")
 
 
 def check_group(group: Mapping[str, Any], restore: str) -> None:

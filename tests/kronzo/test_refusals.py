@@ -1,5 +1,6 @@
 """What cannot work is refused with one sentence that names it, at construction or at the call."""
 
+import inspect
 import math
 
 import numpy as np
@@ -67,6 +68,11 @@ def test_a_misspelt_keyword_names_the_nearest():
         kronzo.LOZO([weight()], momentun=0.9)
     with pytest.raises(TypeError, match="did you mean directions"):
         kronzo.ZeroOrder([weight()], kronzo.spaces.Kronecker(), direction=2)
+
+
+def test_signatures_are_those_of_the_constructors():
+    assert list(inspect.signature(kronzo.LOZO).parameters)[:4] == ["params", "lr", "eps", "directions"]
+    assert list(inspect.signature(kronzo.ZeroOrder).parameters)[:3] == ["params", "space", "lr"]
 
 
 def test_a_subclass_may_take_keywords_of_its_own():
