@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from small_runs import STEPS, small_config, weights_of
+from small_runs import NOT_REPRODUCED, STEPS, small_config, weights_of
 
 from kronzo.pretrain import rebuild
 from kronzo.pretrain.config import to_toml
@@ -23,12 +27,28 @@ SEARCH = ["optimizer.method=kronzo", "optimizer.directions=4", "optimizer.rule=d
 pytestmark = pytest.mark.slow
 
 
-def start(folder: Path, ranks: int, *settings: str, out: str = "ranks") -> subprocess.CompletedProcess[str]:
+def launch(folder: Path, ranks: int, *settings: str, out: str = "ranks") -> subprocess.Popen[str]:
     (folder / "c.toml").write_text(to_toml(small_config(*BASE, *settings)))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command = [*launcher, "-m", "kronzo", "pretrain", "c.toml", "--out", out, "--quiet"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
+    return subprocess.Popen(
+        command, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def start(folder: Path, ranks: int, *settings: str, out: str = "ranks") -> subprocess.CompletedProcess[str]:
+    child = launch(folder, ranks, *settings, out=out)
+    said = child.communicate(timeout=500)
+    return subprocess.CompletedProcess(child.args, child.returncode, *said)
+
+
+def kill_all_in(folder: Path) -> None:
+    """SIGKILL to torchrun and to its ranks, which have sessions of their own: to all that work in the folder."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cwd").readlink() == folder.resolve():
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def assert_like_one_process(folder: Path, *settings: str) -> None:
@@ -88,3 +108,24 @@ def test_dropout_of_shares_goes_on_after_a_stop_and_shared_directions_have_one_m
 def test_first_order_in_several_processes_is_one_sentence(tmp_path: Path) -> None:
     done = start(tmp_path, 2, "optimizer.method=adamw")
     assert done.returncode and "adamw in 2 processes" in done.stderr
+
+
+def test_killed_at_random_moments_two_ranks_end_with_the_same_weights(tmp_path: Path) -> None:
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    killed.mkdir(), whole.mkdir()
+    settings = [*SEARCH, "budget.steps=400", "checkpoint.points=200", "evaluation.points=41"]
+    moments, metrics = random.Random(0), killed / "ranks" / "metrics.jsonl"
+    for goal in (20, 90, 150, 250):
+        child = launch(killed, 2, *settings)
+        while child.poll() is None and (not metrics.exists() or len(metrics.read_bytes().splitlines()) < goal):
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0, 0.1))
+        kill_all_in(killed)
+        assert child.wait() == -signal.SIGKILL
+    for folder in (killed, whole):
+        done = start(folder, 2, *settings)
+        assert done.returncode == 0, done.stderr
+    expected = weights_of(whole / "ranks", 400)
+    assert all(torch.equal(expected[name], weight) for name, weight in weights_of(killed / "ranks", 400).items())
+    tables = [read_metrics(folder / "ranks").drop(columns=NOT_REPRODUCED) for folder in (killed, whole)]
+    assert tables[0].equals(tables[1]) and len(tables[0]) == 401
