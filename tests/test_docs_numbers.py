@@ -56,3 +56,10 @@ def test_costs_in_the_table_for_choosing_are_those_of_the_benchmarks() -> None:
             line for line in _text("choosing.md").splitlines() if line.startswith(f"| `{name}` | ") and "%" in line
         ]
         assert line.endswith(f"| {100 * kept:.2f} % | {sweep[key]:.1f} | {100 * share:.0f} % |")
+
+
+def test_speed_and_memory_of_building_a_corpus_are_those_of_the_benchmark() -> None:
+    found = json.loads((DOCS.parent / "benchmarks" / "data.json").read_text(encoding="utf-8"))["results"]
+    page = " ".join(_text("data.md").split())
+    assert f"{found['bytes'] / found['seconds'] / 1e6:.0f} MB of text a second (`benchmarks/data.json`" in page
+    assert found["resident"] <= 250e6 and "in some 250 MB" in page
