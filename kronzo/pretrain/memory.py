@@ -206,13 +206,18 @@ def measure(job: Job, stage: str) -> Stage:
 def measured(job: Job) -> tuple[Parts, int]:
     """Return the measured parts and the bytes of the interpreter.
 
+    Buffers that the short steps of the "optimizer" stage leave to the heap are used again by the forwards: what does
+    not fit below the peak beside these is theirs.
+
     Cost: five processes, each of which builds the model.
     """
     stages = [measure(job, stage) for stage in STAGES]
     weights, *beyond, peak = (stage.bytes for stage in stages)
     optimizer, activations, logits = (max(0, each - weights) for each in beyond)
-    known = (weights, optimizer, activations, max(0, logits - activations))
-    return Parts(*known, peak - sum(known)), stages[-1].interpreter
+    logits = max(0, logits - activations)
+    rest = peak - weights - activations - logits
+    optimizer = min(optimizer, max(0, rest))
+    return Parts(weights, optimizer, activations, logits, rest - optimizer), stages[-1].interpreter
 
 
 def largest_batch(job: Job, budget: int) -> int:

@@ -134,3 +134,12 @@ def test_measured_parts_add_up_to_the_peak(monkeypatch: pytest.MonkeyPatch) -> N
     assert [value // 2**20 for value in vars(seen.measured).values()] == [100, 200, 150, 30, 220]
     text = memory.as_text(seen, "small")
     assert "on top" in text and max(map(len, text.splitlines())) <= 80
+
+
+def test_measured_parts_add_up_and_what_the_heap_keeps_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    took = {"weights": 1000, "optimizer": 1040, "activations": 1100, "logits": 1120, "peak": 1130}
+    monkeypatch.setattr(memory, "measure", lambda job, stage: memory.Stage(took[stage], 7, 0.0))
+    parts, interpreter = memory.measured(Job(SMALL, 2, 64, "kronzo"))
+    assert parts == memory.Parts(1000, 10, 100, 20, 0) and parts.peak == took["peak"] and interpreter == 7
+    took["peak"] = 1500
+    assert memory.measured(Job(SMALL, 2, 64, "adamw"))[0] == memory.Parts(1000, 40, 100, 20, 340)
