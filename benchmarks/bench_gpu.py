@@ -18,14 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from measure import emit, interleaved, ratio, spread
+from measure import emit, interleaved, ratio, spread, sweeper
 
 import kronzo
-from kronzo.layout import entries_of
-from kronzo.noise import Noise
 from kronzo.pretrain.gpt2 import GPT2, config
 from kronzo.pretrain.process import peak_bytes
-from kronzo.search import Search
 
 METHODS = (*kronzo.METHODS, "adamw")
 
@@ -86,22 +83,7 @@ def sweeps(shape: str, options: argparse.Namespace) -> dict[str, Any]:
     model = GPT2(config(shape), device=options.device)
     weights = list(model.parameters())
     copies = [torch.empty_like(w) for w in weights]
-
-    def sweeper(name: str) -> Callable[[], None]:
-        opt = kronzo.METHODS[name](model.named_parameters(), lr=0.0)
-        search = Search(entries_of(opt.param_groups, opt.family), "arithmetic", 1)
-        for entry in search.entries:
-            entry.kept = {k: v for k, v in opt.state[entry.parameter].items() if k in entry.space.kept_shapes}
-        search.begin(Noise(0, 0), 1e-3)
-        places = {"at": 1.0}
-
-        def sweep() -> None:
-            places["at"] = -places["at"]
-            search.goto("probe", {0: places["at"]})
-
-        return finished(options.device, sweep)
-
-    work = {name: sweeper(name) for name in ("kronzo", "lozo")}
+    work = {name: finished(options.device, sweeper(model, name)) for name in ("kronzo", "lozo")}
     work["copy"] = finished(options.device, lambda: torch._foreach_copy_(copies, weights))
     seconds = interleaved(work, options.rounds)
     return {f"{name} sweep / copy, {shape}": ratio(seconds[name], seconds["copy"]) for name in ("kronzo", "lozo")}

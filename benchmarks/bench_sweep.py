@@ -17,34 +17,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import emit, interleaved, naive_sweeps, ratio, spread, torchzero_steps
+from measure import emit, interleaved, naive_sweeps, ratio, spread, sweeper, torchzero_steps
 from torch import Tensor
 
 import kronzo
-from kronzo.layout import entries_of
-from kronzo.noise import BLOCK, Noise
+from kronzo.noise import BLOCK
 from kronzo.pretrain.gpt2 import GPT2, config
-from kronzo.search import Search
 from kronzo.spaces.kronecker import factor_shapes
 
 METHODS = ("kronzo", "lozo", "subzero", "tezo", "mezo")
-
-
-def sweeper(model: GPT2, name: str) -> Callable[[], None]:
-    """A function that moves all weights from +eps Z to -eps Z, or back, in one sweep; Z is drawn beforehand."""
-    opt = kronzo.METHODS[name](model.named_parameters(), lr=0.0)
-    search = Search(entries_of(opt.param_groups, opt.family), "arithmetic", 1)
-    for entry in search.entries:
-        entry.kept = {k: v for k, v in opt.state[entry.parameter].items() if k in entry.space.kept_shapes}
-    search.begin(Noise(0, 0), 1e-3)
-    sign = 1.0
-
-    def sweep() -> None:
-        nonlocal sign
-        sign = -sign
-        search.goto("probe", {0: sign})
-
-    return sweep
 
 
 def bare(weights: list[Tensor]) -> dict[str, Callable[[], Any]]:

@@ -15,6 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import kronzo
+from kronzo.layout import entries_of
+from kronzo.noise import Noise
+from kronzo.search import Search
 from kronzo.spaces.kronecker import factor_shapes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -47,6 +51,23 @@ def interleaved(functions: dict[str, Callable[[], object]], rounds: int) -> dict
             if turn:
                 seconds[name].append(clock() - start)
     return seconds
+
+
+def sweeper(model: torch.nn.Module, name: str) -> Callable[[], None]:
+    """A function that moves all weights from +eps Z to -eps Z, or back, in one sweep; Z is drawn beforehand."""
+    opt = kronzo.METHODS[name](model.named_parameters(), lr=0.0)
+    search = Search(entries_of(opt.param_groups, opt.family), "arithmetic", 1)
+    for entry in search.entries:
+        entry.kept = {k: v for k, v in opt.state[entry.parameter].items() if k in entry.space.kept_shapes}
+    search.begin(Noise(0, 0), 1e-3)
+    sign = 1.0
+
+    def sweep() -> None:
+        nonlocal sign
+        sign = -sign
+        search.goto("probe", {0: sign})
+
+    return sweep
 
 
 def naive_sweeps(weights: Sequence[Tensor]) -> dict[str, Callable[[], None]]:
