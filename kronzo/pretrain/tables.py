@@ -34,7 +34,7 @@ def build(kind: type[T], table: Any, prefix: str = "") -> T:
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in hints:
-            close = nearest(key, hints)
+            close = _with_section(key, hints) or nearest(key, hints)
             raise InputError(f"{prefix}{key}: unknown key, did you mean {prefix}{close}? Known: {', '.join(hints)}.")
         if dataclasses.is_dataclass(hints[key]):
             values[key] = build(hints[key], value, f"{prefix}{key}.")
@@ -50,7 +50,7 @@ def read(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file.
 
     Raises:
-        InputError: a missing or unreadable file, or bad TOML.
+        InputError: a missing, unreadable or empty file, or bad TOML.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -58,7 +58,9 @@ def read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read ({error.strerror}); give a TOML file or a run folder.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}; a TOML file is needed.") from error
-    return parse(text, str(path))
+    if not (tables := parse(text, str(path))):
+        raise InputError(f"{path}: holds no setting; give a TOML file with at least one.")
+    return tables
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
@@ -130,6 +132,12 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def nearest(word: str, words: Iterable[str]) -> str:
     """Return the most similar of some words."""
     return difflib.get_close_matches(word, list(words), n=1, cutoff=0.0)[0]
+
+
+def _with_section(key: str, hints: Mapping[str, Any]) -> str | None:
+    """The key with the first section that has it, None where no section does: lr is optimizer.lr."""
+    tables = [section for section, hint in hints.items() if dataclasses.is_dataclass(hint)]
+    return next((f"{section}.{key}" for section in tables if key in get_type_hints(hints[section])), None)
 
 
 def _checked(value: Any, hint: Any, key: str) -> Any:

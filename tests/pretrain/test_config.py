@@ -62,6 +62,7 @@ def test_toml_round_trip(
     ("settings", "words"),
     [
         (["optimizer.lrr=1"], "optimizer.lrr: unknown key, did you mean optimizer.lr?"),
+        (["lr=1"], "lr: unknown key, did you mean optimizer.lr?"),
         (["modle.width=4"], "modle: unknown key, did you mean model?"),
         (["model.width=4.5"], "model.width = 4.5: a whole number is needed"),
         (["model.bias=1"], "model.bias = 1: true or false is needed"),
@@ -114,6 +115,9 @@ def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b'a = "\xff"')
     with pytest.raises(InputError, match="not UTF-8 at byte 5"):
         from_toml(tmp_path / "bytes.toml")
+    (tmp_path / "empty.toml").write_text("# nothing\n")
+    with pytest.raises(InputError, match=r"empty\.toml: holds no setting"):
+        from_toml(tmp_path / "empty.toml")
 
 
 def test_differences_name_what_changes_a_result_and_nothing_else() -> None:
