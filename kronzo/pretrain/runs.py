@@ -18,6 +18,8 @@ from kronzo.pretrain.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import pandas as pd
 
+_COLUMNS = 80
+
 
 def open_model(run: Path | str) -> tuple[gpt2.GPT2, Tokenizer]:
     """Return the model of a run's newest checkpoint, in evaluation mode, and the run's tokenizer.
@@ -96,17 +98,22 @@ def list_runs(root: Path | str) -> pd.DataFrame:
 
 
 def as_text(table: pd.DataFrame) -> str:
-    """Return the table of `list_runs` in aligned columns, 80 wide when the names of the runs are short."""
+    """Return the table of `list_runs` in aligned columns, 80 wide; a longer name stands on the line above its row."""
     if table.empty:
         return "no runs here; `kronzo pretrain` makes one."
-    shown = table[["run", "method"]].copy()
+    shown = table[["method"]].copy()
     shown["params"] = table["parameters"].map("{:,}".format)
     shown["steps"] = table["steps"].astype(str) + "/" + table["of"].astype(str)
     shown["tok-fwds"] = table["token_forwards"].map("{:.2e}".format)
     shown["val loss"] = table["val_loss"].map("{:.4f}".format)
     shown["s"] = table["seconds"].map("{:.0f}".format)
     shown["state"] = table["state"]
-    return shown.to_string(index=False)
+    rows, names = shown.to_string(index=False).splitlines(), ["run", *table["run"]]
+    wide = min(max(map(len, names)), _COLUMNS - len(rows[0]) - 1)
+    fits = [len(name) <= wide for name in names]
+    return "\n".join(
+        f"{name:{wide}} {row}" if fit else f"{name}\n{'':{wide}} {row}" for name, row, fit in zip(names, rows, fits)
+    )
 
 
 def _run_folders(root: Path) -> Iterator[Path]:

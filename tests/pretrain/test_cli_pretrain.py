@@ -210,6 +210,10 @@ def test_runs_lists_state_budget_and_loss(
         assert list(runs.list_runs(tmp_path)["state"]) == ["finished", "running"]
     code, said = command(monkeypatch, capsys, "runs", tmp_path)
     assert code == 0 and max(map(len, said.splitlines())) <= 80
+    assert [line.split()[0] for line in said.splitlines()] == ["run", "a", "deep/b"]
+    long = runs.list_runs(tmp_path).replace({"run": {"deep/b": f"deep/{'b' * 60}"}})
+    header, first, name, second = runs.as_text(long).splitlines()
+    assert name == f"deep/{'b' * 60}" and len(header) == len(first) == len(second) <= 80
     (tmp_path / "deep" / "b" / "config.toml").write_text("garbage[")
     assert list(runs.list_runs(tmp_path)["state"]) == ["finished", "damaged"]
     with pytest.raises(InputError, match="no such folder"):
