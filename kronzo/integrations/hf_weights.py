@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _NEEDS = f"needs transformers; run {install('hf')}."
 _END_OF_TEXT = "<|endoftext|>"
+_GPT2_END = 50256
 _PREFIX = "transformer."
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 _TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
@@ -55,12 +56,15 @@ def to_transformers(model: gpt2.GPT2) -> GPT2LMHeadModel:
         raise InputError(f"a transformers model {_NEEDS}") from error
     shape, weight = model.config, model.wte.weight
     dropouts: Any = dict.fromkeys(_DROPOUTS, shape.dropout)
+    end = _GPT2_END if shape.vocab_size > _GPT2_END else None
     config = GPT2Config(
         vocab_size=shape.vocab_size,
         n_positions=shape.context,
         n_embd=shape.width,
         n_layer=shape.layers,
         n_head=shape.heads,
+        bos_token_id=end,
+        eos_token_id=end,
         **dropouts,
     )
     theirs: Any = GPT2LMHeadModel(config)

@@ -42,10 +42,16 @@ def test_logits_equal_those_of_transformers_and_the_way_back_gives_the_weights(b
     x = torch.randint(0, 41, (3, 8))
     torch.testing.assert_close(theirs(x).logits, ours(x), rtol=0, atol=1e-4)
     assert theirs.num_parameters() >= ours.num_parameters
+    assert theirs.config.eos_token_id is theirs.config.bos_token_id is theirs.generation_config.eos_token_id is None
     back = dict(hf.from_transformers(theirs).named_parameters())
     for name, parameter in ours.named_parameters():
         assert torch.equal(back[name], parameter) and back[name].data_ptr() != parameter.data_ptr()
     assert all(bool(back[name].any()) is bias for name in back if name.endswith("c_fc.bias"))
+
+
+def test_the_end_of_text_of_gpt2_goes_where_the_vocabulary_has_it():
+    theirs = hf.to_transformers(gpt2.GPT2(gpt2.GPT2Config(**SHAPE | {"vocab_size": 50304})))
+    assert theirs.config.eos_token_id == theirs.config.bos_token_id == 50256
 
 
 def test_the_released_shape_maps_to_ours():
