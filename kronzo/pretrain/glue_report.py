@@ -106,10 +106,11 @@ def _hundred(value: float) -> str:
 def remarks(found: Mapping[str, Any], table: pd.DataFrame) -> list[str]:
     """Return what the table shows and what it does not, in sentences."""
     recipe, seeds = found["recipe"], found["seeds"]
+    epochs = recipe["epochs"]
     grid = ", ".join(f"{lr:g}" for lr in recipe["lr"])
     said = [
         "Scores x 100 on dev: Matthews (cola), mean of F1 and accuracy (mrpc, qqp), of Pearson and Spearman (stsb), "
-        f"accuracy else. {seeds} seed{'s' if seeds > 1 else ''} and {recipe['epochs']} epochs of "
+        f"accuracy else. {seeds} seed{'s' if seeds > 1 else ''} and {epochs} epoch{'s' if epochs > 1 else ''} of "
         f"{recipe['optimizer']['method']} for every row, lr of {grid}"
         + (" chosen on held-out training rows." if len(recipe["lr"]) > 1 else "."),
     ]

@@ -214,6 +214,8 @@ def test_power_needs_more_than_the_joint_interval() -> None:
     none = made({"rte": {"random": random, "kronzo": [0.9, 0.91, 0.92]}})
     assert set(glue_report.frame(none)["power"]) == {"", UNKNOWN}
     one = made({"rte": {"random": [0.1], "fo": [0.9]}})
+    one["recipe"]["epochs"] = 1
+    assert "1 seed and 1 epoch of adamw" in " ".join(glue_report.as_text(one).split())
     assert NO_POWER in set(glue_report.frame(one)["power"]) and "no difference is a claim" in glue_report.as_text(one)
 
 
