@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from spectra.errors import InputError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def trainer_callback(tokens: int | None = None, **options: Any) -> TrainerCallback:
-    """Return a callback that records spectra in any transformers.Trainer run (extra hf).
+    """Return a `SpectraCallback`, which records spectra in any transformers.Trainer run (extra hf).
 
     The recorder starts when training starts, at the step that the Trainer resumes from, and ends with it; it is the
     `recorder` of the callback. The Trainer's gradient accumulation makes the micro-batches of `split_half`.
@@ -27,22 +28,37 @@ def trainer_callback(tokens: int | None = None, **options: Any) -> TrainerCallba
     Raises:
         InputError: when training starts: split_half in several processes, whose clipping cannot be seen here.
     """
+    return _trainer_class()(tokens, **options)
+
+
+def __getattr__(name: str) -> Any:
+    """Make the class `SpectraCallback` when it is asked for, as its base needs transformers."""
+    if name == "SpectraCallback":
+        return _trainer_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def _trainer_class() -> Any:
     from transformers import TrainerCallback
 
     class SpectraCallback(TrainerCallback):
         """Starts and ends a GradientRecorder with the training, and announces the micro-batches of captured steps."""
 
-        recorder: GradientRecorder | None = None
-        _norm: BackwardNorm | None = None
+        def __init__(self, tokens: int | None = None, **options: Any) -> None:
+            self.recorder: GradientRecorder | None = None
+            self._tokens, self._options = tokens, options
+            self._norm: BackwardNorm | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            if options.get("split_half") is not None and in_process_group():
+            if self._options.get("split_half") is not None and in_process_group():
                 raise InputError(
                     "split_half in a Trainer of several processes, which clips reduced gradients before a callback "
                     "sees them; use one process, or spectra.snapshot"
                 )
             start = int(state.global_step)
-            self.recorder = GradientRecorder(given["model"], given["optimizer"], start_step=start, **options).start()
+            recorder = GradientRecorder(given["model"], given["optimizer"], start_step=start, **self._options)
+            self.recorder = recorder.start()
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             if self.recorder is not None and self.recorder.due and not in_process_group():
@@ -50,18 +66,18 @@ def trainer_callback(tokens: int | None = None, **options: Any) -> TrainerCallba
 
         def on_substep_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             if self.recorder is not None and self._norm is not None:
-                self.recorder.micro_batch(tokens)
+                self.recorder.micro_batch(self._tokens)
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             if self.recorder is not None and self._norm is not None:
-                self.recorder.micro_batch(tokens, norm=self._norm.close())
+                self.recorder.micro_batch(self._tokens, norm=self._norm.close())
                 self._norm = None
 
         def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             if self.recorder is not None:
                 self.recorder.close()
 
-    return SpectraCallback()
+    return SpectraCallback
 
 
 def lightning_callback(tokens: int | None = None, **options: Any) -> Callback:

@@ -21,7 +21,9 @@ def test_transformers_trainer_with_accumulation(tmp_path):
         output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2,
         use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True, logging_strategy="no",
     )  # fmt: skip
-    callback = integrations.trainer_callback(every=1)
+    callback = integrations.SpectraCallback(every=1)
+    assert isinstance(callback, transformers.TrainerCallback)
+    assert type(integrations.trainer_callback()) is integrations.SpectraCallback
     transformers.Trainer(
         model=model,
         args=arguments,
@@ -32,6 +34,8 @@ def test_transformers_trainer_with_accumulation(tmp_path):
     run = callback.recorder.run
     assert run.steps == [0, 1, 2] and set(run.frame["status"]) == {"ok"}
     assert not callback.recorder._live
+    with pytest.raises(AttributeError, match="SpectraCallbak"):
+        integrations.SpectraCallbak  # noqa: B018
 
 
 @pytest.mark.parametrize("norm", [0.05, 0.0])
