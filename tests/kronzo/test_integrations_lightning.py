@@ -12,7 +12,8 @@ lightning = pytest.importorskip("lightning.pytorch")
 from kronzo.integrations.lightning import ZeroOrderTraining  # noqa: E402  (needs lightning)
 
 ROWS = torch.randn(14, 5, generator=torch.Generator().manual_seed(7))
-BATCHES = ROWS.split(2)
+BATCHES = [rows.clone() for rows in ROWS.split(2)]
+"""Aligned in memory as those of a loader are: products of rows that lie otherwise may round otherwise."""
 
 
 class Module(lightning.LightningModule):
