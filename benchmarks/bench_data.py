@@ -48,18 +48,8 @@ def main() -> None:
         if options.copy is None:
             sources(copy, 16_000_000 if options.quick else 160_000_000)
         out = Path(folder) / "tokens"
-        command = [
-            sys.executable,
-            "-m",
-            "kronzo",
-            "data",
-            "build",
-            "openwebtext",
-            "--from",
-            str(copy),
-            "--out",
-            str(out),
-        ]
+        command = [sys.executable, "-m", "kronzo", "data", "build", "openwebtext"]
+        command += ["--from", str(copy), "--out", str(out)]
         start = time.perf_counter()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"KRONZO_CACHE": folder})
         seconds = time.perf_counter() - start

@@ -68,12 +68,14 @@ def knowing(constructor: Callable[..., None]) -> Callable[..., None]:
         UnknownKeyword: by the constructor; the keyword, and what to do.
     """
     parameters = inspect.signature(constructor).parameters
-    known = None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else list(parameters)[1:]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return constructor
+    known = list(parameters)[1:]
 
     @functools.wraps(constructor)
     def checked(self: Any, *args: Any, **keywords: Any) -> None:
-        for name in keywords if known is not None else ():
-            _check_keyword(type(self).__name__, name, known or [])
+        for name in keywords:
+            _check_keyword(type(self).__name__, name, known)
         constructor(self, *args, **keywords)
 
     return checked
